@@ -100,7 +100,7 @@ def synthetic(shape: Shape, seed: int) -> Trial:
     )
 
 
-MOST_RANKS = 128
+MAX_RANKS = 128
 """Beyond so many, the swift-like rule takes minutes."""
 Planner = Callable[[Counts, Layout | None], Layout]
 
@@ -108,7 +108,7 @@ Planner = Callable[[Counts, Layout | None], Layout]
 def left_out(shape: Shape) -> frozenset[str]:
     """Rules that are left out on a shape: it would take them minutes, or has not their form."""
     divides = shape.slots % shape.nodes == 0 and shape.experts % shape.groups == 0
-    rules = {"swift-like"} if shape.ranks > MOST_RANKS else set()
+    rules = {"swift-like"} if shape.ranks > MAX_RANKS else set()
     if shape.groups < shape.nodes or not divides:
         rules.add("hierarchical")
     return frozenset(rules)
@@ -296,7 +296,7 @@ def routed_imbalance(load: Counts, layout: Layout, ranks: int, seed: int) -> Flo
 
 def as_routed(shape: Shape, trials: Sequence[Trial]) -> float | None:
     """Mean over batches of a domain that stays; None where so many ranks would take minutes."""
-    if shape.ranks > MOST_RANKS:
+    if shape.ranks > MAX_RANKS:
         return None
     imbalances = []
     for number, trial in enumerate(trials):

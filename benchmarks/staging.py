@@ -45,7 +45,7 @@ from equipoise.integrations.vllm.settings import EplbSettings
 
 REBALANCES = 6
 SEEDS = 3
-MOST_APART = 1.1
+MAX_APART = 1.1
 RANKS = 8, 32, 64
 PLANNED_RANKS = 32, 320
 NODE = 8

@@ -212,8 +212,8 @@ def foreign_words(source: Source) -> Iterator[Violation]:
 
 # --- tests ---
 
-LONGEST_SLEEP = 1.0
-LONGEST_TEST_NAME = 80
+MAX_SLEEP = 1.0
+MAX_TEST_NAME = 80
 PRONOUNS = (
     "what|who|where|whoever|nor|else|so|such|it|its|that|they|those|these|this|there"
     "|everything|everybody|everyone|anything|nothing|nobody"
@@ -490,8 +490,8 @@ def test_names(tree: Tree) -> Iterator[Violation]:
     """NameResolver of tests that are long, or that have no subject."""
     for module in tree.modules.values():
         for test in module.tests:
-            if len(test.name) > LONGEST_TEST_NAME:
-                text = f"{test.name} has {len(test.name)} characters, over {LONGEST_TEST_NAME}"
+            if len(test.name) > MAX_TEST_NAME:
+                text = f"{test.name} has {len(test.name)} characters, over {MAX_TEST_NAME}"
                 yield module.source.violation(test.line, text)
             if match := NO_SUBJECT.match(test.name):
                 text = f"{test.name} begins with {match[1]!r}: name the object under test"
@@ -509,7 +509,7 @@ def long_sleeps(tree: Tree) -> Iterator[Violation]:
                 seconds = float(slept)
             except ValueError:
                 seconds = home.constants.get(name, 0.0) if home else 0.0
-            if seconds > LONGEST_SLEEP:
+            if seconds > MAX_SLEEP:
                 yield module.source.violation(line, f"sleeps for {seconds:g} s")
 
 

@@ -11,9 +11,9 @@ from hashlib import blake2b
 
 BLOCK_BYTES, BLOCK_TOKENS = 512, 128
 """Of a block: bytes of a prompt's text, or tokens where it is a list of them."""
-MOST_BLOCKS = 4096
+MAX_BLOCKS = 4096
 """Blocks of one prompt: 2 MiB of text. What comes after them counts as not cached."""
-MOST_ENTRIES = 1 << 16
+MAX_ENTRIES = 1 << 16
 """Blocks that are remembered: 8 million tokens, in about 10 MB."""
 TOKEN_CODE, TOKEN_BYTES = "q", 8
 
@@ -28,14 +28,14 @@ def text_blocks(text: bytes, model: str = "") -> tuple[int, ...]:
 
 def token_blocks(tokens: Sequence[int], model: str = "") -> tuple[int, ...]:
     """The same of a prompt of token ids. Raises OverflowError for one that 64 bits do not hold."""
-    first = tokens[: BLOCK_TOKENS * MOST_BLOCKS]
+    first = tokens[: BLOCK_TOKENS * MAX_BLOCKS]
     return _blocks(array(TOKEN_CODE, first).tobytes(), BLOCK_TOKENS * TOKEN_BYTES, model)
 
 
 def _blocks(content: bytes, size: int, model: str) -> tuple[int, ...]:
     # Not Python's `hash`: it differs between processes, and large bodies are read in another one.
     prefix, hashes = blake2b(model.encode("utf-8", "surrogatepass"), digest_size=8), []
-    for end in range(size, min(len(content), size * MOST_BLOCKS) + 1, size):
+    for end in range(size, min(len(content), size * MAX_BLOCKS) + 1, size):
         prefix.update(content[end - size : end])
         hashes.append(int.from_bytes(prefix.copy().digest(), "little"))
     return tuple(hashes)
@@ -48,7 +48,7 @@ class PrefixIndex:
         most_entries: blocks that are remembered, of all workers together.
     """
 
-    def __init__(self, most_entries: int = MOST_ENTRIES) -> None:
+    def __init__(self, most_entries: int = MAX_ENTRIES) -> None:
         self._most_entries = most_entries
         self._workers: OrderedDict[int, int] = OrderedDict()  # a bit for each worker
 

@@ -38,7 +38,7 @@ SCALE = 4
 EVEN = 4
 """Blocks of a matrix are a multiple of it, so that every part and slot begins at 16 bytes, as those
 of real experts do."""
-MOST_CALLS = 12
+MAX_CALLS = 12
 """Queued at once: a device takes about a thousand launches before the host has to wait."""
 HOST, COMMIT, SLOTS = "host to device", "staging to slot", "slot to slot"
 PLAIN = "plain copy"
@@ -162,7 +162,7 @@ class Bench:
         def plain() -> None:
             stream.launch(lambda: block.copy_(source, non_blocking=True))
 
-        times = max(1, min(MOST_CALLS, self._sizes.moved_bytes // self._bytes))
+        times = max(1, min(MAX_CALLS, self._sizes.moved_bytes // self._bytes))
         ways = {way: ours, PLAIN: plain}
         timers = {name: self._timer(call, times) for name, call in ways.items()}
         times_of_way = in_turns(timers, self._sizes.rounds)

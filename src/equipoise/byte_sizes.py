@@ -9,7 +9,7 @@ UNITS = {"": 1} | {
     for binary in ("", "i")
 }
 UNITS["Ki"] = UNITS["ki"]  # as the standard writes it; a bare K is left out, which may mean either
-MOST_BYTES = 2**60
+MAX_BYTES = 2**60
 NUMBER = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)([kMGT]i?|Ki)?B?")
 
 
@@ -35,6 +35,6 @@ def bytes_of_value(value: object) -> int:
 
 
 def _bytes(exact: Decimal, text: str) -> int:
-    if exact != exact.to_integral_value() or not 1 <= exact <= MOST_BYTES:
+    if exact != exact.to_integral_value() or not 1 <= exact <= MAX_BYTES:
         raise ValueError(text)
     return int(exact)

@@ -17,7 +17,7 @@ CASES = 400
 REAL_CASES = 100
 """Of a mutant on real threads, which costs more a case. It is reported as drawn: shrinking one that
 hangs would take minutes."""
-MOST_STEPS = 8
+MAX_STEPS = 8
 LEAST, LEAST_REAL = 40, 70
 SEED = 1
 SIGNATURES = "every-object-has-the-signatures-of-its-protocol"
@@ -51,7 +51,7 @@ def test_mutant_is_rejected_for_its_clause(
 def test_mutant_violation_is_shrunk_to_short_program(mutant: Mutant) -> None:
     verdict = verdict_on(mutant)
     assert isinstance(verdict, PropertyViolated)
-    assert len(verdict.case.program.steps) <= MOST_STEPS, verdict.case.program.lines()
+    assert len(verdict.case.program.steps) <= MAX_STEPS, verdict.case.program.lines()
 
 
 @each_mutant

@@ -14,7 +14,7 @@ tests, seconds, and `tables`: rows of cells by table."""
 Results = dict[str, list[Row]]
 """Rows by part."""
 FILE = Path(__file__).with_name("results.json")
-MOST_NAMES = 20
+MAX_NAMES = 20
 """Failing tests that a row names."""
 ENDS = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
@@ -64,7 +64,7 @@ def from_junit(path: Path) -> Row:
             for table, cells in _recorded(case):
                 tables.setdefault(table, []).append(cells)
     row: Row = {**counts, "tables": {name: folded(rows) for name, rows in tables.items()}}
-    return {**row, "failing": failing[:MOST_NAMES]} if failing else row
+    return {**row, "failing": failing[:MAX_NAMES]} if failing else row
 
 
 def folded(rows: Sequence[Row]) -> list[Row]:

@@ -37,7 +37,7 @@ from equipoise.hal.errors import BallotIncomplete, OrderMismatch, RankLost
 
 CHECKED = CheckedCommunicator
 EPOCH = 7
-MOST_STEPS = 6
+MAX_STEPS = 6
 OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "shift")
 """Those that all ranks take part in together."""
 
@@ -110,7 +110,7 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
         rank = st.integers(0, size - 1)
         other = st.builds(lambda step, r: Step(step.op, step.args, r), same, rank)
         resize = st.builds(lambda shape, r: Step("resize", (shape,), r), shapes, rank)
-        step_lists = st.lists(same | other | resize, min_size=1, max_size=MOST_STEPS)
+        step_lists = st.lists(same | other | resize, min_size=1, max_size=MAX_STEPS)
         return step_lists.map(lambda steps: make_program(_without_early_deviations(steps), size))
 
     return programs_by_size(common_sizes(traits), sized)

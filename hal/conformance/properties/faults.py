@@ -174,7 +174,7 @@ class _OperationBuilder:
 
 
 MAX_STEPS = 6
-MOST_RANKS = 5
+MAX_RANKS = 5
 
 
 class RankFault(StrEnum):
@@ -240,7 +240,7 @@ def fault_plan(program: Program) -> FaultPlan:
 
 def fault_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Any operations on any number of ranks, and any fault that the executor can bring about."""
-    sizes = [size for size in traits.group_sizes if 2 <= size <= MOST_RANKS]
+    sizes = [size for size in traits.group_sizes if 2 <= size <= MAX_RANKS]
     faults = [
         fault.value
         for fault in RankFault

@@ -257,7 +257,7 @@ EVENT_POINTS = Property(
 
 
 FAMILY = "ordering"
-MOST_LAUNCHES = 8
+MAX_LAUNCHES = 8
 ROLES = tuple(role.value for role in Role)[:3]
 
 
@@ -303,7 +303,7 @@ def _valid(steps: list[Step]) -> list[Step]:
     for step in steps:
         if step.op == "wait" and not order.is_recorded(int(step.args[1])):
             continue
-        if step.op == "launch" and len(order.launches) >= MOST_LAUNCHES:
+        if step.op == "launch" and len(order.launches) >= MAX_LAUNCHES:
             continue
         _apply_to_model(order, step)
         valid.append(step)
@@ -411,7 +411,7 @@ class _LaunchRunner:
 
 def _launch_runner(ctx: RankContext) -> _LaunchRunner:
     """Flags that are all down."""
-    most = MOST_LAUNCHES + 1  # the hold has a number too
+    most = MAX_LAUNCHES + 1  # the hold has a number too
     return _LaunchRunner(ctx, ctx.full((most,), 0), ctx.full((most, most), 0))
 
 

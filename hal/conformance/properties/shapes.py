@@ -38,7 +38,7 @@ from equipoise.hal.conformance.properties.shapes_layouts import LAYOUTS, REJECTI
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 
 MAX_PAIRS = 8
-MOST_ROWS = 4
+MAX_ROWS = 4
 
 
 def _uneven_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -47,7 +47,7 @@ def _uneven_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         rank = st.integers(0, size - 1)
-        pair = st.builds(_rows, rank, rank, st.integers(1, MOST_ROWS))
+        pair = st.builds(_rows, rank, rank, st.integers(1, MAX_ROWS))
         pairs = st.lists(pair, max_size=MAX_PAIRS)
         return st.builds(
             lambda steps, dtype, width: make_program(steps, size, {"dtype": dtype, "width": width}),

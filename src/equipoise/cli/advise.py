@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import (
-    MOST_SLOTS,
+    MAX_SLOTS,
     check_outputs,
     check_ranks,
     load_placement,
@@ -103,9 +103,9 @@ if TYPE_CHECKING:
     from equipoise.report.advice.advice import Advice
     from equipoise.report.advice.hardware import Expert, Hardware
 
-MOST_ROWS = 2**40
-MOST_WIDTH = 2**20
-LONGEST_STEP = 3_600_000.0
+MAX_ROWS = 2**40
+MAX_WIDTH = 2**20
+MAX_STEP = 3_600_000.0
 """Milliseconds: an hour."""
 
 
@@ -139,10 +139,10 @@ def _validate(request: AdviseRequest) -> None:
         raise UsageError("--ranks is needed: there is no --installed to read it from")
     check_ranks(request.ranks)
     for flag, value, most in (
-        ("--slots", request.slots, MOST_SLOTS),
-        ("--step-rows", request.step_rows, MOST_ROWS),
-        ("--hidden", request.hidden, MOST_WIDTH),
-        ("--intermediate", request.intermediate, MOST_WIDTH),
+        ("--slots", request.slots, MAX_SLOTS),
+        ("--step-rows", request.step_rows, MAX_ROWS),
+        ("--hidden", request.hidden, MAX_WIDTH),
+        ("--intermediate", request.intermediate, MAX_WIDTH),
     ):
         if value is not None:
             check_count(flag, value, most)
@@ -163,8 +163,8 @@ def _check_shares(request: AdviseRequest) -> None:
             raise UsageError(f"{flag} must be above 0 and at most 1, got {value:g}")
     if not 0 <= request.target <= 1000:
         raise UsageError(f"--target must be 0 to 1000, got {request.target:g}")
-    if request.itl is not None and not 0 < request.itl <= LONGEST_STEP:
-        raise UsageError(f"--itl must be above 0 and at most {LONGEST_STEP:g}, got {request.itl:g}")
+    if request.itl is not None and not 0 < request.itl <= MAX_STEP:
+        raise UsageError(f"--itl must be above 0 and at most {MAX_STEP:g}, got {request.itl:g}")
 
 
 def _check_company(request: AdviseRequest) -> None:

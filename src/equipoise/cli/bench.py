@@ -86,10 +86,10 @@ if TYPE_CHECKING:
     from equipoise.balancer.requests.workload import Workload
     from equipoise.serve.load_client import LoadPlan, LoadTarget
 
-MOST_REQUESTS = 100_000_000
-MOST_TOKENS = 1 << 20
-MOST_CONCURRENCY = 65_536
-MOST_RATE = 1e6
+MAX_REQUESTS = 100_000_000
+MAX_TOKENS = 1 << 20
+MAX_CONCURRENCY = 65_536
+MAX_RATE = 1e6
 MAX_TIMEOUT = 86_400.0
 DEFAULT_CONCURRENCY = 8
 
@@ -133,11 +133,11 @@ def validate(request: BenchRequest) -> None:
     if not request.url:
         raise UsageError("--url is needed: which server to ask")
     parse_url("--url", request.url)
-    check_count("--requests", request.requests, MOST_REQUESTS)
+    check_count("--requests", request.requests, MAX_REQUESTS)
     for flag in ("prompt_tokens", "output_tokens"):
         value = getattr(request, flag)
         if value is not None:
-            check_count(f"--{flag.replace('_', '-')}", value, MOST_TOKENS)
+            check_count(f"--{flag.replace('_', '-')}", value, MAX_TOKENS)
     _check_pace(request)
     if not 0 < request.timeout <= MAX_TIMEOUT:
         raise UsageError(
@@ -151,11 +151,11 @@ def validate(request: BenchRequest) -> None:
 
 def _check_pace(request: BenchRequest) -> None:
     if request.concurrency is not None:
-        check_count("--concurrency", request.concurrency, MOST_CONCURRENCY)
+        check_count("--concurrency", request.concurrency, MAX_CONCURRENCY)
         if request.rate is not None:
             raise UsageError("--rate and --concurrency: give one; one waits for answers")
-    if request.rate is not None and not 0 < request.rate <= MOST_RATE:
-        raise UsageError(f"--rate must be above 0, up to {MOST_RATE:g}, got {request.rate:g}")
+    if request.rate is not None and not 0 < request.rate <= MAX_RATE:
+        raise UsageError(f"--rate must be above 0, up to {MAX_RATE:g}, got {request.rate:g}")
 
 
 def make_load_plan(request: BenchRequest) -> "LoadPlan":

@@ -23,7 +23,7 @@ from equipoise.cli.conformance_options import (
 )
 from equipoise.cli.files import write_file
 from equipoise.cli.validation import (
-    MOST_RANKS,
+    MAX_RANKS,
     check_backend,
     check_count,
     check_devices,
@@ -145,7 +145,7 @@ def conformance_progress_for(wish: str) -> ConformanceProgress:
     )
 
 
-MOST_CASES = 1_000_000
+MAX_CASES = 1_000_000
 
 if TYPE_CHECKING:
     from equipoise.hal.conformance.result import SuiteResult
@@ -215,11 +215,11 @@ def _typed(flag: str, path: Path, request: ConformanceRequest) -> str:
 
 
 def _check_numbers(request: ConformanceRequest) -> None:
-    check_count("--ranks", request.ranks, MOST_RANKS)
+    check_count("--ranks", request.ranks, MAX_RANKS)
     if request.seed < 0:
         raise UsageError(f"--seed must be at least 0, got {request.seed}")
     if request.cases is not None:
-        check_count("--cases", request.cases, MOST_CASES)
+        check_count("--cases", request.cases, MAX_CASES)
 
 
 def _check_available(flag: str, name: str, find: Callable[[str], Any]) -> None:

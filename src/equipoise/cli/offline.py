@@ -22,8 +22,8 @@ from equipoise.hal.errors import (
 if TYPE_CHECKING:
     from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics, IterationRange
 
-MOST_RANKS = 4096
-MOST_SLOTS = 65_536
+MAX_RANKS = 4096
+MAX_SLOTS = 65_536
 
 
 def request_values(arguments: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def load_placement(flag: str, path: Path, ranks: int | None) -> "ExpertPlacement
 def check_ranks(ranks: int | None) -> None:
     """Raises UsageError where there are ranks, and too few or too many."""
     if ranks is not None:
-        check_count("--ranks", ranks, MOST_RANKS)
+        check_count("--ranks", ranks, MAX_RANKS)
 
 
 def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path | None]) -> None:

@@ -32,7 +32,7 @@ from equipoise.cli.route import (
     whole_numbers,
 )
 from equipoise.cli.route_workers import report_settings, worker_settings
-from equipoise.cli.validation import MOST_PORT
+from equipoise.cli.validation import MAX_PORT
 from equipoise.hal.errors import UsageError
 from equipoise.serve.picker.settings import (
     DnsEndpoints,
@@ -48,8 +48,8 @@ from equipoise.serve.picker.settings import (
 from equipoise.serve.settings import MIB, HealthSettings, WorkerSettings
 
 _PORTS, _LIMITS, _TIMEOUTS = PickerPorts(), PickerLimits(), PickerTimeouts()
-MOST_FALLBACKS = 8
-MOST_BODY = 2046 * MIB
+MAX_FALLBACKS = 8
+MAX_BODY = 2046 * MIB
 """Bytes: gRPC counts those of a message in 31 bits, and 1 MiB of it is for all but the body."""
 
 
@@ -169,8 +169,8 @@ def picker_settings(values: Mapping[str, Any]) -> PickerSettings:
         if BY_KEY[key].group == HEALTH and key != "metrics"
     }
     check_ranges(ranged, BY_KEY)
-    if ranged.get("fallbacks", 0) > MOST_FALLBACKS:
-        raise UsageError(f"--fallbacks must be 0 to {MOST_FALLBACKS}, got {ranged['fallbacks']}")
+    if ranged.get("fallbacks", 0) > MAX_FALLBACKS:
+        raise UsageError(f"--fallbacks must be 0 to {MAX_FALLBACKS}, got {ranged['fallbacks']}")
 
     def of_group(group: str) -> dict[str, float]:
         chosen = {key: value for key, value in ranged.items() if BY_KEY[key].group == group}
@@ -184,8 +184,8 @@ def picker_settings(values: Mapping[str, Any]) -> PickerSettings:
         raise UsageError("--tokens metrics needs --metrics generated=NAME: the counter to read")
     check_reports(values.get("policy", "fit"), reports)
     limits = PickerLimits(**whole_numbers(of_group(LIMITS)))
-    if limits.body > MOST_BODY:
-        most = f"{MOST_BODY // MIB}MiB, which fits a message of gRPC"
+    if limits.body > MAX_BODY:
+        most = f"{MAX_BODY // MIB}MiB, which fits a message of gRPC"
         raise UsageError(f"--max-body must be at most {most}, got {limits.body}")
     check_bodies(limits.body, limits.buffered)
     return PickerSettings(
@@ -306,7 +306,7 @@ def _port_list(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     ports = tuple(int(word) for word in words if word.isascii() and word.isdigit())
     valid = len(ports) == len(words) == len(set(ports))
-    if not valid or not all(1 <= port <= MOST_PORT for port in ports):
+    if not valid or not all(1 <= port <= MAX_PORT for port in ports):
         raise UsageError(f"--endpoints-ports: expected ports such as 8000,8001, got {text!r}")
     return ports
 

@@ -15,7 +15,7 @@ from equipoise.cli import kinds
 from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.kinds import resolve_numbers
 from equipoise.cli.offline import (
-    MOST_SLOTS,
+    MAX_SLOTS,
     check_outputs,
     check_ranks,
     load_placement,
@@ -137,7 +137,7 @@ if TYPE_CHECKING:
     from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
     from equipoise.report.placement.forecast import Forecast
 
-MOST_THREADS = 256
+MAX_THREADS = 256
 SURVIVE_NODE, LEAST_NODES = 2, 2
 
 
@@ -177,8 +177,8 @@ def validate(request: PlanRequest) -> None:
     """Raises UsageError for everything that can be refused without reading a file."""
     check_ranks(request.ranks)
     if request.slots is not None:
-        check_count("--slots", request.slots, MOST_SLOTS)
-    check_count("--threads", request.threads, MOST_THREADS)
+        check_count("--slots", request.slots, MAX_SLOTS)
+    check_count("--threads", request.threads, MAX_THREADS)
     if request.survive == SURVIVE_NODE and request.nodes < LEAST_NODES:
         raise UsageError(
             f"--survive 2 needs --nodes {LEAST_NODES} or more, got {request.nodes}: "

@@ -14,7 +14,7 @@ from equipoise.cli.offline import warn
 from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.process import print_stderr
 from equipoise.cli.route_workers import report_settings, worker_settings
-from equipoise.cli.validation import MOST_PORT
+from equipoise.cli.validation import MAX_PORT
 from equipoise.hal.errors import UsageError
 from equipoise.input_files import read_input
 from equipoise.serve.settings import (
@@ -302,8 +302,8 @@ def check_bodies(body: int, buffered: int) -> None:
 
 def check_port(option: Option, port: int) -> None:
     """Raises UsageError for a port that there is not; 0 is a free one."""
-    if not 0 <= port <= MOST_PORT:
-        raise UsageError(f"{option.name} must be 0 to {MOST_PORT}, got {port}")
+    if not 0 <= port <= MAX_PORT:
+        raise UsageError(f"{option.name} must be 0 to {MAX_PORT}, got {port}")
 
 
 def check_tls_files(certificate: Path | None, private_key: Path | None) -> None:

@@ -11,8 +11,8 @@ from equipoise.hal.errors import UsageError
 from equipoise.serve.settings import ReportSettings, WorkerSettings
 
 WORKER_KEYS = ("url", "name", "slots", "kv_tokens", "headers")
-MOST_WORKERS = 4096
-MOST_SLOTS = 1 << 20
+MAX_WORKERS = 4096
+MAX_SLOTS = 1 << 20
 MAX_KV_TOKENS = 1 << 48
 HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 """Names of headers: RFC 9110, section 5.6.2."""
@@ -29,8 +29,8 @@ def worker_settings(
     """
     if not entries:
         raise UsageError("workers are needed: --workers URL ..., or `workers:` in --config")
-    if len(entries) > MOST_WORKERS:
-        raise UsageError(f"--workers: at most {MOST_WORKERS}, got {len(entries)}")
+    if len(entries) > MAX_WORKERS:
+        raise UsageError(f"--workers: at most {MAX_WORKERS}, got {len(entries)}")
     workers = tuple(
         _worker(number, entry, slots, kv_tokens) for number, entry in enumerate(entries, start=1)
     )
@@ -53,7 +53,7 @@ def _worker(number: int, entry: object, slots: int, kv_tokens: int | None) -> Wo
     worker = WorkerSettings(
         url=url,
         name=name,
-        slots=_count(where, "slots", values.get("slots", slots), MOST_SLOTS),
+        slots=_count(where, "slots", values.get("slots", slots), MAX_SLOTS),
         headers=_headers(where, values.get("headers", {})),
     )
     limit = values.get("kv_tokens", kv_tokens)

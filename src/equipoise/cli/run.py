@@ -23,7 +23,7 @@ from equipoise.cli.run_options import (
     RunRequest,
     resolve_run_request,
 )
-from equipoise.cli.validation import MOST_RANKS, check_count, validate
+from equipoise.cli.validation import MAX_RANKS, check_count, validate
 from equipoise.demo.run_record import RunRecord, save_record
 from equipoise.demo.settings import EXPERTS, LAYERS, Balance, RunSettings
 from equipoise.hal.errors import EquipoiseError, UsageError
@@ -54,7 +54,7 @@ def with_placement(request: RunRequest) -> RunRequest:
     if path is None:
         return request
     _check_wishes(request)
-    check_count("--ranks", settings.ranks, MOST_RANKS)
+    check_count("--ranks", settings.ranks, MAX_RANKS)
     # Here, not above: numpy takes a moment that other runs need not wait for.
     from equipoise.demo.placement_file import read_matching
 

@@ -40,16 +40,16 @@ FIT = "fit"
 FIT_OPTIONS = ("window", "wait_bonus", "slack", "overshoot", "prefill_wait")
 """Options of that policy alone."""
 ORACLE = "brh_oracle"
-MOST_REQUESTS = 10_000_000
-MOST_SEEDS = 1000
-MOST_WORKERS, MOST_SLOTS = 4096, 65_536
-MOST_TOKENS = 2**40
-MOST_FRONT_ENDS = 1024
-MOST_WINDOW = 65_536
-MOST_DRAFTS = 255
-LEAST_LOAD, MOST_LOAD = 1e-6, 100.0
+MAX_REQUESTS = 10_000_000
+MAX_SEEDS = 1000
+MAX_WORKERS, MAX_SLOTS = 4096, 65_536
+MAX_TOKENS = 2**40
+MAX_FRONT_ENDS = 1024
+MAX_WINDOW = 65_536
+MAX_DRAFTS = 255
+LEAST_LOAD, MAX_LOAD = 1e-6, 100.0
 """Below the least, times between requests overflow before they mean anything."""
-MOST_POINTS = 64
+MAX_POINTS = 64
 
 
 def known_policies() -> tuple[str, ...]:
@@ -99,22 +99,22 @@ def validate(request: SimulateRequest) -> None:
 
 
 def _counts(request: SimulateRequest) -> Iterator[tuple[str, int | None, int]]:
-    yield "--requests", request.requests, MOST_REQUESTS
-    yield "--prompt-limit", request.prompt_limit, MOST_TOKENS
-    yield "--seeds", request.seeds, MOST_SEEDS
-    yield "--workers", request.workers, MOST_WORKERS
+    yield "--requests", request.requests, MAX_REQUESTS
+    yield "--prompt-limit", request.prompt_limit, MAX_TOKENS
+    yield "--seeds", request.seeds, MAX_SEEDS
+    yield "--workers", request.workers, MAX_WORKERS
     for slots in _worker_slots(request):
-        yield "--slots-per-worker", slots, MOST_SLOTS
-    yield "--kv-tokens", request.kv_tokens, MOST_TOKENS
-    yield "--prefill-chunk", request.prefill_chunk, MOST_TOKENS
-    yield "--draft-tokens", request.draft_tokens, MOST_DRAFTS
-    yield "--front-ends", request.front_ends, MOST_FRONT_ENDS
-    yield "--window", request.window, MOST_WINDOW
+        yield "--slots-per-worker", slots, MAX_SLOTS
+    yield "--kv-tokens", request.kv_tokens, MAX_TOKENS
+    yield "--prefill-chunk", request.prefill_chunk, MAX_TOKENS
+    yield "--draft-tokens", request.draft_tokens, MAX_DRAFTS
+    yield "--front-ends", request.front_ends, MAX_FRONT_ENDS
+    yield "--window", request.window, MAX_WINDOW
 
 
 def _amounts(request: SimulateRequest) -> Iterator[tuple[str, float | None, float]]:
     yield "--seed", request.seed, 2**32
-    yield "--cached-blocks", request.cached_blocks, MOST_TOKENS
+    yield "--cached-blocks", request.cached_blocks, MAX_TOKENS
     yield "--acceptance", request.acceptance, 1
     yield "--seconds-per-token", request.seconds_per_token, 1
     yield "--prompt-weight", request.prompt_weight, 1e9
@@ -194,8 +194,8 @@ def _check_cache(request: SimulateRequest) -> None:
 
 
 def _check_load(request: SimulateRequest) -> None:
-    if request.offered is not None and not LEAST_LOAD <= request.offered <= MOST_LOAD:
-        raise UsageError(f"--load must be {LEAST_LOAD:g} to {MOST_LOAD:g}, got {request.offered:g}")
+    if request.offered is not None and not LEAST_LOAD <= request.offered <= MAX_LOAD:
+        raise UsageError(f"--load must be {LEAST_LOAD:g} to {MAX_LOAD:g}, got {request.offered:g}")
     if request.arrivals == "trace" and request.trace is None:
         raise UsageError("--arrivals trace needs --trace: a workload has no times")
     if request.arrivals is None or request.sweep == "load":
@@ -211,12 +211,12 @@ def _check_points(request: SimulateRequest) -> None:
         return
     if request.sweep is None:
         raise UsageError("--points needs --sweep: what is swept")
-    check_count("--points: how many", len(request.points), MOST_POINTS)
+    check_count("--points: how many", len(request.points), MAX_POINTS)
     if len(set(request.points)) < len(request.points):
         raise UsageError("--points: one is there twice")
     for point in request.points:
-        whole = request.sweep != "workers" or (point == int(point) and point <= MOST_WORKERS)
-        least, most = (LEAST_LOAD, MOST_LOAD) if request.sweep == "load" else (1, MOST_WORKERS)
+        whole = request.sweep != "workers" or (point == int(point) and point <= MAX_WORKERS)
+        least, most = (LEAST_LOAD, MAX_LOAD) if request.sweep == "load" else (1, MAX_WORKERS)
         if not least <= point <= most or not whole:
             raise UsageError(f"--points: {point:g} is not what --sweep {request.sweep} goes over")
 

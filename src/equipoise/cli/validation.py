@@ -24,13 +24,13 @@ from equipoise.demo.settings import (
 )
 from equipoise.hal.errors import BackendUnavailable, UsageError
 
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 MAX_MIN_GAIN = 1000
 """As the target: no layer can gain so much on so few ranks."""
 COUNT_LIMITS = {
     "slots_per_message": 4096,
     "layer_updates_per_iter": 4096,
-    "max_stalled_steps": MOST_STEPS,
+    "max_stalled_steps": MAX_STEPS,
     "nodes": 64,
 }
 """The most that each may be; the least is 1."""
@@ -75,7 +75,7 @@ def check_ineffective_options(request: RunRequest) -> None:
         check_unbalanced_options(explicit, "with --variants unbalanced")
     _check_variants(settings)
     if "micro_batches" in explicit:
-        check_count("--micro-batches", settings.micro_batches, MOST_MICRO_BATCHES)
+        check_count("--micro-batches", settings.micro_batches, MAX_MICRO_BATCHES)
     for key, why in INEFFECTIVE_WITH_COMMIT[settings.commit].items():
         if key in explicit:
             name = BY_KEY[key].name
@@ -176,11 +176,11 @@ MPI = "mpi"
 """The communicator with ranks that only mpiexec can start."""
 HOST_BACKEND = "cpu"
 """The backend with host threads as streams."""
-MOST_RANKS = 64
-MOST_MICRO_BATCHES = 16
-MOST_SLOTS = 4096
-MOST_PORT = 65_535
-SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
+MAX_RANKS = 64
+MAX_MICRO_BATCHES = 16
+MAX_SLOTS = 4096
+MAX_PORT = 65_535
+SHORTEST_DEADLINE, MAX_DEADLINE = 1, 86_400
 """Seconds: what a healthy rank may need to answer, and a day."""
 
 
@@ -204,7 +204,7 @@ def validate_settings(settings: RunSettings) -> None:
 
 
 def _check_ranks(settings: RunSettings) -> None:
-    check_count("--ranks", settings.ranks, MOST_RANKS)
+    check_count("--ranks", settings.ranks, MAX_RANKS)
     _check_grid(settings)
     if EXPERTS % settings.stage_ranks:
         owner = f"--ranks {settings.ranks}"
@@ -215,16 +215,16 @@ def _check_ranks(settings: RunSettings) -> None:
             "without balancing each rank holds as many"
         )
     # So written, nan is refused too.
-    if not SHORTEST_DEADLINE <= settings.deadline <= LONGEST_DEADLINE:
+    if not SHORTEST_DEADLINE <= settings.deadline <= MAX_DEADLINE:
         raise UsageError(
-            f"--deadline must be {SHORTEST_DEADLINE} to {LONGEST_DEADLINE} seconds, "
+            f"--deadline must be {SHORTEST_DEADLINE} to {MAX_DEADLINE} seconds, "
             f"got {settings.deadline:g}"
         )
 
 
 def _check_grid(settings: RunSettings) -> None:
     check_count("--pipeline-ranks", settings.pipeline_ranks, LAYERS)
-    check_count("--tensor-ranks", settings.tensor_ranks, MOST_RANKS)
+    check_count("--tensor-ranks", settings.tensor_ranks, MAX_RANKS)
     if settings.ranks % settings.pipeline_ranks:
         raise UsageError(
             f"--ranks {settings.ranks} cannot be divided into {settings.pipeline_ranks} stages "
@@ -236,7 +236,7 @@ def _check_grid(settings: RunSettings) -> None:
             "rank(s) of a stage"
         )
     if settings.micro_batches:
-        check_count("--micro-batches", settings.micro_batches, MOST_MICRO_BATCHES)
+        check_count("--micro-batches", settings.micro_batches, MAX_MICRO_BATCHES)
         if settings.pipeline_ranks == settings.tensor_ranks == 1:
             raise UsageError("--micro-batches has no meaning with one stage: nothing overlaps")
 
@@ -253,8 +253,8 @@ def _check_slots(settings: RunSettings) -> None:
     ranks, slots = settings.stage_ranks, settings.slots
     if slots < EXPERTS:
         raise UsageError(f"--slots {slots} is fewer than the {EXPERTS} experts of a layer")
-    if slots > MOST_SLOTS:
-        raise UsageError(f"--slots must be at most {MOST_SLOTS} a layer, got {slots}")
+    if slots > MAX_SLOTS:
+        raise UsageError(f"--slots must be at most {MAX_SLOTS} a layer, got {slots}")
     if slots % ranks:
         divisor = (
             f"the {ranks} ranks of a stage" if settings.pipeline_ranks > 1 else f"--ranks {ranks}"
@@ -264,9 +264,9 @@ def _check_slots(settings: RunSettings) -> None:
 
 def _check_cadence(settings: RunSettings) -> None:
     window, interval = settings.window_size, settings.step_interval
-    check_count("--steps", settings.steps, MOST_STEPS)
-    check_count("--window-size", window, MOST_STEPS)
-    check_count("--step-interval", interval, MOST_STEPS)
+    check_count("--steps", settings.steps, MAX_STEPS)
+    check_count("--window-size", window, MAX_STEPS)
+    check_count("--step-interval", interval, MAX_STEPS)
     if window > interval:
         raise UsageError(f"--window-size {window} is longer than --step-interval {interval}")
     balancing = settings.balance is Balance.ON and settings.placement is None
@@ -391,7 +391,7 @@ def _check_traffic(settings: RunSettings) -> None:
 
 
 def _check_watching(settings: RunSettings) -> None:
-    check_count("--log-balancedness-interval", settings.log_balancedness_interval, MOST_STEPS)
+    check_count("--log-balancedness-interval", settings.log_balancedness_interval, MAX_STEPS)
     if settings.metrics_port is not None:
         _check_ports(settings.metrics_port, settings)
     if settings.wandb:
@@ -409,7 +409,7 @@ def _check_ports(first: int, settings: RunSettings) -> None:
         require_prometheus,
     )
 
-    check_count("--metrics-port", first, MOST_PORT - settings.ranks + 1)
+    check_count("--metrics-port", first, MAX_PORT - settings.ranks + 1)
     require_prometheus()
     if LAUNCHER_VARIABLE in os.environ:
         return  # each rank tries its own port

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-LONGEST_NAME = 24
+MAX_NAME = 24
 
 
 def mark_switches(axis: "Axes", record: RunRecord, colour: str) -> None:
@@ -27,7 +27,7 @@ def label_phases(axis: "Axes", record: RunRecord) -> None:
     edges = [0, *record.switch_steps, record.steps]
     for name, first, last in zip(record.phases, edges, edges[1:], strict=False):
         text = printable(name)
-        short = text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "\u2026"
+        short = text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "\u2026"
         axis.annotate(
             short,
             ((first + last) / 2, 1.0),

@@ -27,7 +27,7 @@ def test_fault_summary_is_cut_off_after_limit(tmp_path: Path) -> None:
     path = tmp_path / "faults"
     path.write_text("".join(f"npusim fault: [1] number {k}\n" for k in range(60)))
     lines = faults.summary(faults.read(path)).splitlines()
-    assert len(lines) == faults.MOST_LINES + 2
+    assert len(lines) == faults.MAX_LINES + 2
     assert lines[-1] == "  and 10 more"
 
 

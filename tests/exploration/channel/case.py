@@ -51,7 +51,7 @@ MANNERS = tuple(Manner)
 MAKINGS = tuple(Making)
 READINGS = tuple(ReadMode)
 FAULTS = tuple(Fault)
-MOST_ROWS = 3
+MAX_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def case_from(data: bytes, faults: tuple[Fault, ...] = (Fault.NONE,)) -> Case:
         parts=1 if world == "off-stream" else parts,
         depth=depth,
         ahead=1 + numbers.below(depth),
-        rows=tuple(numbers.below(MOST_ROWS + 1) for _ in range(steps)),
+        rows=tuple(numbers.below(MAX_ROWS + 1) for _ in range(steps)),
         manners=tuple(MANNERS[numbers.below(len(MANNERS))] for _ in range(steps)),
         makings=tuple(MAKINGS[numbers.below(len(MAKINGS))] for _ in range(steps)),
         reading=reading,

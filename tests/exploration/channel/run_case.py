@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from exploration.channel.case import MOST_ROWS, Case, Fault, Manner
+from exploration.channel.case import MAX_ROWS, Case, Fault, Manner
 from exploration.channel.faulty_communicator import Meddling
 from exploration.channel.host import Host, Script
 from exploration.channel.sent_tensors import Maker, contents
@@ -32,10 +32,10 @@ TEMPLATE = SchemaTemplate(
         RowField("hidden", (2,), torch.float32, SliceMode.SLICED),
         RowField("mine", (1,), torch.int64),
     ),
-    max_rows=MOST_ROWS,
+    max_rows=MAX_ROWS,
 )
 ELSEWHERE = SchemaTemplate(
-    (TEMPLATE.fields[0], RowField("mine", (2,), torch.int32)), max_rows=MOST_ROWS
+    (TEMPLATE.fields[0], RowField("mine", (2,), torch.int32)), max_rows=MAX_ROWS
 )
 """Other tensors, whose messages are as large."""
 LIMIT = 20_000

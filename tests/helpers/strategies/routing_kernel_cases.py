@@ -11,7 +11,7 @@ from equipoise.hal.kernels import Tables
 from equipoise.hal.routing import RoutingTable, build_table
 
 WORD = st.integers(0, 2**32 - 1)
-MOST_REPLICAS = 64
+MAX_REPLICAS = 64
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ SHAPES = (
     Shape(1, 4, 4, 4),
     Shape(2, 5, 3, 15),
     Shape(1, 6, 5, 20),
-    Shape(1, 2, 3, MOST_REPLICAS + 2),
+    Shape(1, 2, 3, MAX_REPLICAS + 2),
 )
 
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from npusim.errors import Refused
 
 VARIABLE = "NPUSIM_FAULTS"
-MOST_LINES = 50
+MAX_LINES = 50
 """Different faults that are printed in full."""
 PREFIX = "npusim-"
 LOCK = "lock"
@@ -63,7 +63,7 @@ def read(path: Path) -> Counter[str]:
 def summary(faults: Counter[str]) -> str:
     """The faults, most frequent first, for people."""
     lines = [f"npusim: {faults.total()} faults, {len(faults)} different"]
-    lines += [f"  {count:5} x {what}" for what, count in faults.most_common(MOST_LINES)]
-    if len(faults) > MOST_LINES:
-        lines.append(f"  and {len(faults) - MOST_LINES} more")
+    lines += [f"  {count:5} x {what}" for what, count in faults.most_common(MAX_LINES)]
+    if len(faults) > MAX_LINES:
+        lines.append(f"  and {len(faults) - MAX_LINES} more")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.byte_sizes import MOST_BYTES, UNITS, bytes_of_text, bytes_of_value
+from equipoise.byte_sizes import MAX_BYTES, UNITS, bytes_of_text, bytes_of_value
 from equipoise.cli.kinds import (
     numbers_of_text,
     numbers_of_yaml,
@@ -44,7 +44,7 @@ def test_bytes_of_text_accepts_decimal_and_binary_units() -> None:
 @given(st.integers(1, 10**6), st.sampled_from(sorted(UNITS)), st.sampled_from(["", "B"]))
 def test_bytes_of_text_multiplies_count_by_unit(count: int, unit: str, mark: str) -> None:
     expected = count * UNITS[unit]
-    if expected <= MOST_BYTES:
+    if expected <= MAX_BYTES:
         assert bytes_of_text(f"{count}{unit}{mark}") == expected
         assert bytes_of_value(expected) == expected
 
@@ -75,7 +75,7 @@ def test_bytes_of_text_rejects_fractional_or_malformed_text(text: str) -> None:
     assert refuses(bytes_of_value, text)
 
 
-@pytest.mark.parametrize("value", [True, 0, -5, 1.5, None, [1], MOST_BYTES + 1])
+@pytest.mark.parametrize("value", [True, 0, -5, 1.5, None, [1], MAX_BYTES + 1])
 def test_bytes_of_value_rejects_invalid_values(value: object) -> None:
     assert refuses(bytes_of_value, value)
 

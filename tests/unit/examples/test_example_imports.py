@@ -8,8 +8,8 @@ import pytest
 from helpers.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
-MOST_PLACES = 3
-MOST_LINES = 150
+MAX_PLACES = 3
+MAX_LINES = 150
 SERVING = ("nano.py", "own_loop.py")
 
 
@@ -29,10 +29,10 @@ def modules(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
 def test_example_imports_from_three_places_at_most(path: Path) -> None:
-    assert len({name.partition(".")[0] for name in modules(path)}) <= MOST_PLACES
+    assert len({name.partition(".")[0] for name in modules(path)}) <= MAX_PLACES
 
 
 @pytest.mark.parametrize("name", SERVING)
 def test_serving_example_imports_package_by_its_name_alone(name: str) -> None:
     assert modules(EXAMPLES / name) == {"equipoise", "torch"}
-    assert len((EXAMPLES / name).read_text("utf-8").splitlines()) <= MOST_LINES
+    assert len((EXAMPLES / name).read_text("utf-8").splitlines()) <= MAX_LINES

@@ -19,7 +19,7 @@ from equipoise.hal.errors import EquipoiseError
 ROW_COUNTS = (8, 16, 24, 32, 40, 64, 72, 128, 136, 256, 264, 512, 520, 1024, 1200)
 """Padded row counts to compare: every small one, and both sides of the powers of two."""
 
-MOST_ROWS = 1536
+MAX_ROWS = 1536
 """Rows of the reference; windows of the counts above are cut out of it."""
 
 
@@ -64,17 +64,17 @@ def check_batch_invariance(config: ModelConfig, device: torch.device = HOST) -> 
 
 
 def check_probes(candidates: Iterable[RowProbe], device: torch.device = HOST) -> None:
-    """Compare each probe on windows of rows with the same rows among `MOST_ROWS`."""
+    """Compare each probe on windows of rows with the same rows among `MAX_ROWS`."""
     generator = torch.Generator().manual_seed(0)
     for probe in candidates:
-        x = torch.randn(MOST_ROWS, probe.width, generator=generator).to(device)
+        x = torch.randn(MAX_ROWS, probe.width, generator=generator).to(device)
         reference = probe.function(x)
         for count in ROW_COUNTS:
-            for first in (0, 3, MOST_ROWS - count):
+            for first in (0, 3, MAX_ROWS - count):
                 window = slice(first, first + count)
                 if not torch.equal(probe.function(x[window].clone()), reference[window]):
                     raise NotBatchInvariant(
-                        f"{probe.name} gives other bits at {count} rows than at {MOST_ROWS}: "
+                        f"{probe.name} gives other bits at {count} rows than at {MAX_ROWS}: "
                         f"outputs on this {_processor(device)} would depend on the batch"
                     )
 

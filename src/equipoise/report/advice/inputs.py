@@ -90,7 +90,7 @@ def chance_imbalance(rows: int, ranks: int) -> float:
     return float(low + (1.0 - below**ranks).sum()) / mean - 1.0
 
 
-MOST_WINDOWS = 64
+MAX_WINDOWS = 64
 """To measure on: more take time and change nothing."""
 
 
@@ -100,7 +100,7 @@ class TrainTestSplit:
 
     Attributes:
         train: the first half, that is planned on.
-        test: the other half, or of it as many, evenly spaced, as `MOST_WINDOWS`; the same as
+        test: the other half, or of it as many, evenly spaced, as `MAX_WINDOWS`; the same as
             `train` where there is one window only.
     """
 
@@ -114,7 +114,7 @@ class TrainTestSplit:
         if not half:
             return cls(statistics, statistics)
         rest = range(half, statistics.windows)
-        places = np.linspace(rest[0], rest[-1], min(len(rest), MOST_WINDOWS)).round().astype(int)
+        places = np.linspace(rest[0], rest[-1], min(len(rest), MAX_WINDOWS)).round().astype(int)
         return cls(_windows(statistics, np.arange(half)), _windows(statistics, places))
 
     @property

@@ -14,9 +14,9 @@ from equipoise.report.simulation.plot_style import add_grid
 from equipoise.report.svg import MUTED, SEQUENTIAL, TEXT_COLOUR, Picture, draw
 from equipoise.report.text import printable
 
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 """That are drawn: more would be a carpet."""
-MOST_REQUESTS = 480
+MAX_REQUESTS = 480
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LogExcerpt:
 
 def log_excerpt(log: ProxyLog) -> LogExcerpt | None:
     """Those in the middle, where there are more than can be drawn; None where there are none."""
-    workers = log.workers[:MOST_WORKERS]
+    workers = log.workers[:MAX_WORKERS]
     worker_names = set(workers)
     requests = sorted(
         (request for request in log.bound_requests if request.worker in worker_names),
@@ -46,8 +46,8 @@ def log_excerpt(log: ProxyLog) -> LogExcerpt | None:
     )
     if not requests:
         return None
-    skipped = max(0, len(requests) - MOST_REQUESTS) // 2
-    middle = requests[skipped : skipped + MOST_REQUESTS]
+    skipped = max(0, len(requests) - MAX_REQUESTS) // 2
+    middle = requests[skipped : skipped + MAX_REQUESTS]
     lanes = tuple(pack_lanes([t for t in middle if t.worker == worker]) for worker in workers)
     return LogExcerpt(workers, lanes, len(middle) == len(log.bound_requests), middle[0].arrived_at)
 
@@ -82,7 +82,7 @@ FAILED_COLOUR = "#b3331d"
 LEAST, MOST = 0.55, 2.2
 """Inches for a worker."""
 LANE_HEIGHT = 0.035
-LONGEST_NAME = 18
+MAX_NAME = 18
 
 
 def request_gantt(log: ProxyLog) -> Picture | None:
@@ -148,7 +148,7 @@ def _worker(
 
 def _tidy(axis: "Axes", name: str, lanes: int) -> None:
     text = printable(name)
-    short = text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "\u2026"
+    short = text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "\u2026"
     axis.set_ylim(max(lanes, 1) - 0.4, -0.6)
     axis.set_yticks([])
     axis.set_ylabel(short, rotation=0, ha="right", va="center")

@@ -259,7 +259,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_RANKS = 8
+MAX_RANKS = 8
 """Ranks that are drawn: more would be a carpet."""
 LANES = (Track.REBALANCE, Track.COMPUTE, Track.TRANSFER, Track.COPY, Track.PLANNER, Track.VOTE)
 LANE_NAMES = {
@@ -293,7 +293,7 @@ def rebalance_gantt(record: RunRecord) -> Picture | None:
     extent = None if rebalance is None else rebalance_extent(rebalance, record.spans)
     if rebalance is None or extent is None:
         return None
-    ranks = sorted({span.rank for span in record.spans})[:MOST_RANKS]
+    ranks = sorted({span.rank for span in record.spans})[:MAX_RANKS]
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(len(ranks), 1, sharex=True, squeeze=False)[:, 0]

@@ -11,7 +11,7 @@ from math import floor, isnan, log10
 from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult, interval
 from equipoise.report.simulation.result import SimulationResult
 
-MOST_DECIMALS = 4
+MAX_DECIMALS = 4
 SHORT = 0.5
 """Seconds: a column of less is shown in milliseconds."""
 
@@ -59,7 +59,7 @@ class FigureColumn:
         sizes = [floor(log10(size)) for size in means if size > 0]
         if not sizes:
             return 0
-        return min(max(2 - max(sizes), 1 - min(sizes), 0), MOST_DECIMALS)
+        return min(max(2 - max(sizes), 1 - min(sizes), 0), MAX_DECIMALS)
 
     def cell(self, value: Interval, decimals: int) -> str:
         """Mean, and after it the half width where there is one and a policy can be best."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ACROSS = 3
 DASHES = (0, (4, 3))
-MOST_DRAWN = 16
+MAX_DRAWN = 16
 """Lines as such; more are drawn as an image, which does not grow with their number."""
 
 
@@ -66,7 +66,7 @@ def worker_load_plot(comparison: SimulationResult) -> Picture | None:
 def _load_panel(axis: "Axes", result: PolicyResult, lines: LoadCurves) -> None:
     steps, loads = lines.steps, lines.loads
     tones = plot_helpers.colour_map(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.shape[1]))
-    raster = loads.shape[1] > MOST_DRAWN
+    raster = loads.shape[1] > MAX_DRAWN
     for worker, tone in enumerate(tones):
         axis.plot(
             steps, loads[:, worker] / 1e3, color=tone, linewidth=0.8, alpha=0.8, rasterized=raster
@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_WORKERS = 12
+MAX_WORKERS = 12
 """That are drawn: more would be a carpet."""
 READING, WAITING, FIXED = "#82aedb", "#d9604a", "#c9c4b8"
 
@@ -149,7 +149,7 @@ def barrier_gantt(comparison: SimulationResult) -> Picture | None:
     if not results:
         return None
     cluster = comparison.subject.cluster
-    workers = min(cluster.workers, MOST_WORKERS)
+    workers = min(cluster.workers, MAX_WORKERS)
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0]

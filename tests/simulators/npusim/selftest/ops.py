@@ -15,7 +15,7 @@ from npusim.selftest import op_elements, op_layers, op_order, op_places, op_shap
 
 ASKED_FOR = {"aclnnLogSigmoid"}
 """Operators that torch_npu must find and does not call: it calls aclnnLogSigmoidForward."""
-MOST_LINES = 40
+MAX_LINES = 40
 """Lines of differences that are printed."""
 
 
@@ -33,7 +33,7 @@ def main() -> int:
     torch.get_device_module("npu").synchronize()
     idle = {name for name, times in operators().items() if not times}
     wrong += [f"{name} was never called" for name in sorted(idle - ASKED_FOR)]
-    for line in wrong[:MOST_LINES]:
+    for line in wrong[:MAX_LINES]:
         print(line)
     print(
         f"{compared} results of {programs} programs compared, {len(operators())} operators: "

@@ -42,7 +42,7 @@ class OpenArguments:
         return open_balancer(*resources, **options)
 
 
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 SWAPPED = np.ascontiguousarray(np.roll(initial_placement(SHAPE), 1, axis=1))
 IMPOSSIBLE: dict[str, tuple[OpenArguments, str]] = {
     "a shape of more ranks": (
@@ -136,7 +136,7 @@ def test_event_sink_may_be_attached_to_one_rank_only(rank_with_sink: int) -> Non
         options = {"event_sink": sink} if member.rank == rank_with_sink else {}
         balancer = OpenArguments(config=replace(CONFIG, step_interval=8)).open(member, **options)
         lockstep = member.fabric.open("lockstep")
-        for step in range(MOST_STEPS):
+        for step in range(MAX_STEPS):
             with balancer.step(step):
                 balancer.load.counters += torch.tensor((1, 1, 1, 40), dtype=torch.int32)
             lockstep.barrier().result(20.0)

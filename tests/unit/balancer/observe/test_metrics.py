@@ -31,7 +31,7 @@ from equipoise.balancer.observe.metrics import (
 )
 
 PAGE = ROOT / "docs" / "observability.md"
-MOST_SERIES = 110
+MAX_SERIES = 110
 """Upper limit of the series that one engine exports."""
 GAUGES = (
     "equipoise_balancedness",
@@ -179,7 +179,7 @@ def test_metrics_series_count_is_bounded(registry: Any) -> None:
         )
         metrics.emit(RebalanceMeasured(record(number=number, phase_seconds=seconds)))
         metrics.emit(BalanceMeasured(number, 0.0, 0.1, 0.9, 1.0, 1.0))
-    assert series() == before <= MOST_SERIES
+    assert series() == before <= MAX_SERIES
 
 
 def test_metrics_phases_equal_rebalance_states() -> None:

@@ -20,7 +20,7 @@ from equipoise.balancer.requests.policy import Decision, Request, WorkerState
 from equipoise.balancer.requests.prefix_index import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
-    MOST_BLOCKS,
+    MAX_BLOCKS,
     PrefixIndex,
     text_blocks,
     token_blocks,
@@ -72,7 +72,7 @@ def test_index_evicts_what_was_used_least_recently_from_the_end_on() -> None:
 def test_blocks_are_whole_and_tell_models_apart() -> None:
     assert text_blocks(b"x" * (BLOCK_BYTES - 1)) == ()
     assert len(text_blocks(b"x" * (2 * BLOCK_BYTES + 1))) == 2
-    assert len(text_blocks(b"x" * BLOCK_BYTES * (MOST_BLOCKS + 5))) == MOST_BLOCKS
+    assert len(text_blocks(b"x" * BLOCK_BYTES * (MAX_BLOCKS + 5))) == MAX_BLOCKS
     prompt = b"x" * BLOCK_BYTES
     assert text_blocks(prompt, "a") != text_blocks(prompt, "b")
     with pytest.raises(OverflowError):

@@ -14,7 +14,7 @@ from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
 from equipoise.report.advice import inputs
 from equipoise.report.advice.advice import advise
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
-from equipoise.report.advice.inputs import MOST_WINDOWS, AdviceInputs, TrainTestSplit
+from equipoise.report.advice.inputs import MAX_WINDOWS, AdviceInputs, TrainTestSplit
 from equipoise.report.advice.json_output import to_json
 from equipoise.report.advice.migration_cost import (
     TransferRate,
@@ -180,7 +180,7 @@ def test_trial_splits_windows_into_train_and_test() -> None:
     assert not alone.held_out
     assert np.array_equal(alone.test.counts, counts[:1])
     many = TrainTestSplit.of(ExpertStatistics(np.ones((1000, 1, 4), dtype=np.int64)))
-    assert (many.train.windows, many.test.windows) == (500, MOST_WINDOWS)
+    assert (many.train.windows, many.test.windows) == (500, MAX_WINDOWS)
 
 
 def test_trial_exact_shares_level_better_than_planned_shares() -> None:

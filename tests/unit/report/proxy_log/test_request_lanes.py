@@ -6,8 +6,8 @@ from helpers.strategies.proxy_request_logs import LOGS, logged_request
 from hypothesis import given
 
 from equipoise.report.proxy_log.plots import (
-    MOST_REQUESTS,
-    MOST_WORKERS,
+    MAX_REQUESTS,
+    MAX_WORKERS,
     log_excerpt,
     pack_lanes,
     request_parts,
@@ -48,7 +48,7 @@ def test_gantt_excerpt_shows_middle_of_many_requests() -> None:
     assert excerpt is not None
     assert not excerpt.whole
     shown_requests = [one for lane in excerpt.lanes[0] for one in lane]
-    assert len(shown_requests) == MOST_REQUESTS
+    assert len(shown_requests) == MAX_REQUESTS
     assert min(one.arrived_at for one in shown_requests) == many[260].arrived_at
 
 
@@ -56,7 +56,7 @@ def test_gantt_excerpt_orders_and_limits_workers() -> None:
     routed = ProxyLog("log", tuple(logged_request(worker=f"rank {k}") for k in range(11, -1, -1)))
     excerpt = log_excerpt(routed)
     assert excerpt is not None
-    assert excerpt.workers == tuple(f"rank {k}" for k in range(MOST_WORKERS))
+    assert excerpt.workers == tuple(f"rank {k}" for k in range(MAX_WORKERS))
     assert not excerpt.whole
 
 

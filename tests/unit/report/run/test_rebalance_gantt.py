@@ -9,7 +9,7 @@ from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.observe.trace_buffer import RecordedSpan
 from equipoise.demo.run_record import RunRecord
 from equipoise.report.run.plots import (
-    MOST_RANKS,
+    MAX_RANKS,
     largest_rebalance,
     rebalance_extent,
     rebalance_gantt,
@@ -85,6 +85,6 @@ def test_gantt_is_none_without_spans_of_rebalance(
 
 
 def test_gantt_draws_first_ranks_up_to_limit(make_record: MakeRecord) -> None:
-    picture = rebalance_gantt(make_record(spans=spans(0, ranks=MOST_RANKS + 3)))
+    picture = rebalance_gantt(make_record(spans=spans(0, ranks=MAX_RANKS + 3)))
     assert picture is not None
-    assert len(re.findall(r">rank \d+<", picture.svg)) == MOST_RANKS
+    assert len(re.findall(r">rank \d+<", picture.svg)) == MAX_RANKS

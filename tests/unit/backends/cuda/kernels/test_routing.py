@@ -11,7 +11,7 @@ from helpers.harnesses.kernel_checks import (
 )
 from helpers.strategies.hypothesis_examples import few
 from helpers.strategies.routing_kernel_cases import (
-    MOST_REPLICAS,
+    MAX_REPLICAS,
     WORD,
     Shape,
     World,
@@ -155,7 +155,7 @@ def test_apportioned_routing_rounds_quotas_of_few_elements(
     check_apportioned(KERNELS, installed(table, shape.ranks), ids, rank)
 
 
-@pytest.mark.parametrize("copies", [2, 3, 4, 5, 16, 17, MOST_REPLICAS])
+@pytest.mark.parametrize("copies", [2, 3, 4, 5, 16, 17, MAX_REPLICAS])
 def test_routing_searches_replica_runs_of_any_length(copies: int) -> None:
     shares = [65536 // copies] * copies
     shares[-1] += 65536 - sum(shares)
