@@ -46,7 +46,7 @@ class Stage(Enum):
     """How far a request is, as the server knows it."""
 
     PARKED = "parked"
-    """The policy does not know it: the only worker that may serve it does not serve now."""
+    """The policy does not know it: no worker that its front end uses now may serve it."""
     POOLED = "pooled"
     BOUND = "bound"
     RUNNING = "running"
@@ -143,10 +143,10 @@ class PolicyServer:
     A front end that leaves has its requests aborted. A policy that fails is called no more, and
     every front end is told so.
 
-    Front ends know workers by numbers of their own, and tell each other's apart by names. A worker
-    serves while any front end says so, and is lost while all say so that know it, or none does.
-    What the policy assigns to a worker that the front end of the request does not use now goes to
-    the least loaded of those that it does.
+    Each front end numbers workers by itself, and names them; a name means the same worker at all.
+    A worker serves while any front end says so, and is lost while all say so that know it, or none
+    does. What the policy assigns to a worker that the front end of the request does not use now
+    goes to the least loaded of those that it does.
 
     Args:
         policy: not called by anything else from now on; it has no requests.
@@ -154,6 +154,8 @@ class PolicyServer:
         clock: time and timers.
         on_failure: called once, with what the policy raised.
         observe: called with the number of front ends, when it has changed.
+        lockstep: whether the policy waits for the tokens of whole steps; a front end that says
+            otherwise is refused. None: not known.
 
     Attributes:
         policy: for inspection; None once it is called no more.
