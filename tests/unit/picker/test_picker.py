@@ -379,7 +379,10 @@ def test_books_follow_the_rank_that_a_fallback_reached() -> None:
             held = [setup.send(fail) for _ in range(4)]
             await setup.until(lambda: len(fakes[1].events("token")) == 4)
             await setup.until(lambda: sum(map(setup.pool.running, range(4))) == 4)
-            assert [setup.pool.running(one.number) for one in setup.pool.endpoints] == [0, 0, 2, 2]
+            reached = [one["headers"][name] for one in fakes[1].events("begin")]
+            running = [setup.pool.running(one.number) for one in setup.pool.endpoints]
+            # Which ranks those are depends on when the first fail.
+            assert running == [0, 0, reached.count("0"), reached.count("1")]
             for one in held:
                 await until_left(one)
         for runner in runners:
