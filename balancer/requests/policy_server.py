@@ -277,15 +277,16 @@ class PolicyServer:
         Raises `MalformedMessage` where the policy refuses it.
         """
         worker = self.workers[number]
-        told = [
+        capacities = [
             one.capacity
             for one in self._reports_of(number)
             if one.state is not WorkerState.LOST and one.capacity is not None
         ]
-        if not told and worker.capacity is None:
+        if not capacities and worker.capacity is None:
             return  # the policy was made with a capacity, and nobody says another one
         capacity = Capacity(
-            slots=_least(one.slots for one in told), kv_tokens=_least(one.kv_tokens for one in told)
+            slots=_least(one.slots for one in capacities),
+            kv_tokens=_least(one.kv_tokens for one in capacities),
         )
         if capacity != worker.capacity:
             change = WorkerChange(worker=number, capacity=capacity)

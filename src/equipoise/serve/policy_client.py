@@ -73,7 +73,7 @@ class PolicyClient:
         own = dispatcher.policy
         self._lockstep = own.settings.lockstep if isinstance(own, RequestRouter) else None
         self._loop = asyncio.get_running_loop()
-        self._told = ""
+        self._last_reason = ""
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -109,10 +109,10 @@ class PolicyClient:
                     lambda: link, self._address.host, self._address.port
                 )
         except TimeoutError:
-            self._tell(f"no connection in {CONNECT_SECONDS:g} seconds")
+            self._log_once(f"no connection in {CONNECT_SECONDS:g} seconds")
             return False
         except OSError as error:
-            self._tell(_reason(error))
+            self._log_once(_reason(error))
             return False
         policy.connect(link, self._dispatcher)
         try:
@@ -122,23 +122,23 @@ class PolicyClient:
             policy.close()
 
     def _joined(self, policy: RemotePolicy) -> None:
-        self.membership, self._told = Membership.JOINED, ""
+        self.membership, self._last_reason = Membership.JOINED, ""
         self._dispatcher.replace_policy(policy)
         LOG.warning("the policy server at %s decides from now on", self._address)
 
     def _lose(self, why: str) -> None:
         self._decide_alone()
-        self._tell(why)
+        self._log_once(why)
 
     def _decide_alone(self) -> None:
         if self.membership is Membership.JOINED:
             self.membership = Membership.ALONE
             self._dispatcher.replace_policy(self._make_policy())
 
-    def _tell(self, why: str) -> None:
+    def _log_once(self, why: str) -> None:
         """Once for each reason: it tries every second."""
-        if why != self._told:
-            self._told = why
+        if why != self._last_reason:
+            self._last_reason = why
             LOG.warning(
                 "no decisions from the policy server at %s (%s): this front end decides alone, and "
                 "tries to join",
