@@ -1,7 +1,7 @@
 """The kernels that run on every step, and the persistent tables that they read.
 
-Semantics and torch references: `equipoise.hal.routing` and `equipoise.hal.routing_rules`. No kernel
-synchronises the host.
+Semantics and torch references: `equipoise.hal.routing`, `equipoise.hal.levelled_routing` and
+`equipoise.hal.routing_rules`. No kernel synchronises the host.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing_rules import ReplicaRule
 from equipoise.hal.stream import Stream
 
@@ -137,6 +138,23 @@ class Kernels(Protocol):
         stream: Stream,
     ) -> None:
         """Map expert ids to slots by integer quotas of this batch; shares are `cumulative`."""
+        ...
+
+    def route_levelled(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        salt: Salt,
+        group: GroupCounts | None,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Map expert ids to slots so that every rank gets as many rows of the batch.
+
+        Shares are not read, nor is the salt's step. With `group` the batch is part of one that
+        several ranks divide together; the salt's rank is then the same on all of them.
+        """
         ...
 
     def route_by_rule(

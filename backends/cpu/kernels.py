@@ -6,6 +6,7 @@ from torch import Tensor
 from equipoise import _native
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing import SWEEPS
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
@@ -13,6 +14,7 @@ from equipoise.hal.support.reference_kernels import ReferenceKernels
 from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
+    check_group,
     check_routing,
     check_rule,
     check_shares,
@@ -75,6 +77,37 @@ class CpuKernels(ReferenceKernels):
                 salt.layer,
                 slots.numpy(),
                 counts.numpy(),
+            )
+
+        stream.launch(program)
+
+    def route_levelled(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        salt: Salt,
+        group: GroupCounts | None,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route so that the batch is level over the ranks."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_group(group, tables)
+
+        def program() -> None:
+            live = _live(tables, salt.layer)
+            summed = () if group is None else (group.total.numpy(), group.before.numpy())
+            _native.route_levelled(
+                ids.numpy(),
+                tables.start[live].numpy(),
+                tables.replicas[live].numpy(),
+                tables.ranks,
+                salt.rank,
+                salt.layer,
+                slots.numpy(),
+                counts.numpy(),
+                *summed,
             )
 
         stream.launch(program)

@@ -12,12 +12,14 @@ from equipoise.backends.virtual.scheduling import in_turn
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing import SWEEPS
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
+    check_group,
     check_routing,
     check_rule,
     check_shares,
@@ -84,6 +86,30 @@ class VirtualKernels:
             start, replicas, _ = self.arrays(tables, live)
             place = (salt.rank, salt.layer)
             _native.route_apportioned(ids, start, replicas, cumulative, *place, slots, counts)
+
+        own_stream(stream).perform(steps)
+
+    def route_levelled(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        salt: Salt,
+        group: GroupCounts | None,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route so that the batch is level over the ranks."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_group(group, tables)
+
+        def steps() -> Iterator[None]:
+            live = self.live(tables, salt.layer)
+            yield
+            start, replicas, _ = self.arrays(tables, live)
+            place = (tables.ranks, salt.rank, salt.layer)
+            summed = () if group is None else (group.total, group.before)
+            _native.route_levelled(ids, start, replicas, *place, slots, counts, *summed)
 
         own_stream(stream).perform(steps)
 

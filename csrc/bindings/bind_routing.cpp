@@ -1,3 +1,4 @@
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -5,6 +6,7 @@
 #include "bindings/numpy_arrays.h"
 #include "common/checksum.h"
 #include "common/hash.h"
+#include "routing/levelled_route.h"
 #include "routing/route.h"
 #include "routing/routing_rules.h"
 #include "routing/routing_table.h"
@@ -206,13 +208,13 @@ void py_route_apportioned(nb::handle ids, nb::handle start, nb::handle replicas,
                       batch.counts.span());
 }
 
-// Arguments of route_by_row_hash and route_by_block_turns, checked.
-struct RuleArguments {
+// Arguments of a pass that reads no shares, checked.
+struct ShareFreeArguments {
     IdArray ids, start, replicas;
     Output slots, counts;
 
-    RuleArguments(nb::handle ids, nb::handle start, nb::handle replicas, nb::handle slots,
-                  nb::handle counts)
+    ShareFreeArguments(nb::handle ids, nb::handle start, nb::handle replicas, nb::handle slots,
+                       nb::handle counts)
         : ids("ids", ids, 1),
           start("start", start, 1),
           replicas("replicas", replicas, 1),
@@ -228,7 +230,7 @@ struct RuleArguments {
 
 void py_route_by_row_hash(nb::handle ids, nb::handle start, nb::handle replicas, std::int64_t top_k,
                           std::int64_t rows, nb::handle slots, nb::handle counts) {
-    const RuleArguments batch(ids, start, replicas, slots, counts);
+    const ShareFreeArguments batch(ids, start, replicas, slots, counts);
     require_range("top_k", top_k, 1, INT32_MAX);
     nb::gil_scoped_release unlocked;
     route_by_row_hash(batch.ids.view(), batch.start.view(), batch.replicas.view(), top_k, rows,
@@ -237,11 +239,51 @@ void py_route_by_row_hash(nb::handle ids, nb::handle start, nb::handle replicas,
 
 void py_route_by_block_turns(nb::handle ids, nb::handle start, nb::handle replicas,
                              std::int64_t offset, nb::handle slots, nb::handle counts) {
-    const RuleArguments batch(ids, start, replicas, slots, counts);
+    const ShareFreeArguments batch(ids, start, replicas, slots, counts);
     require_range("offset", offset, 0, INT32_MAX);
     nb::gil_scoped_release unlocked;
     route_by_block_turns(batch.ids.view(), batch.start.view(), batch.replicas.view(), offset,
                          batch.slots.span(), batch.counts.span());
+}
+
+// Counts of a group, checked: both or neither.
+class GroupArguments {
+ public:
+    GroupArguments(nb::handle total, nb::handle before, std::size_t experts) {
+        if (total.is_none() != before.is_none())
+            refuse("before", "counts where total has them, else None", "only one of them");
+        if (total.is_none()) return;
+        check(total_.emplace("total", total, 1), experts);
+        check(before_.emplace("before", before, 1), experts);
+    }
+
+    GroupCounts counts() const {
+        if (!total_) return {{nullptr, 0}, {nullptr, 0}};
+        return {total_->view(), before_->view()};
+    }
+
+ private:
+    static void check(const IdArray& counts, std::size_t experts) {
+        require_size("counts of a group", counts.size(), experts);
+        require_range("counts of a group", counts.view(), 0, INT32_MAX);
+    }
+
+    std::optional<IdArray> total_, before_;
+};
+
+void py_route_levelled(nb::handle ids, nb::handle start, nb::handle replicas, std::int64_t ranks,
+                       std::int64_t rank, std::int64_t layer, nb::handle slots, nb::handle counts,
+                       nb::handle total, nb::handle before) {
+    const ShareFreeArguments batch(ids, start, replicas, slots, counts);
+    const GroupArguments group(total, before, batch.counts.size());
+    require_ranks(ranks, batch.replicas.size());
+    require_salt(rank, layer, 0);
+    const std::uint32_t seed =
+        seed32(static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(layer), 0);
+    nb::gil_scoped_release unlocked;
+    const RoutingTable table{batch.start.view(), batch.replicas.view(), {nullptr, 0}};
+    route_levelled(batch.ids.view(), table, static_cast<std::int32_t>(ranks), seed, group.counts(),
+                   batch.slots.span(), batch.counts.span());
 }
 
 }  // namespace
@@ -267,6 +309,10 @@ void bind_routing(nb::module_& m) {
     m.def("route_by_block_turns", &py_route_by_block_turns, "ids"_a, "start"_a, "replicas"_a,
           "offset"_a, "slots"_a, "counts"_a,
           "Slots by TensorRT-LLM's rule; semantics in hal/routing_rules.py.");
+    m.def("route_levelled", &py_route_levelled, "ids"_a, "start"_a, "replicas"_a, "ranks"_a,
+          "rank"_a, "layer"_a, "slots"_a, "counts"_a, "total"_a.none() = nb::none(),
+          "before"_a.none() = nb::none(),
+          "Slots that level the batch over the ranks; semantics in hal/levelled_routing.py.");
 }
 
 }  // namespace equipoise

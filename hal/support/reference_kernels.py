@@ -9,11 +9,13 @@ from torch import Tensor
 from equipoise.hal import routing
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts, route_levelled
 from equipoise.hal.routing_rules import ReplicaRule, route_by_rule
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
+    check_group,
     check_routing,
     check_rule,
     check_shares,
@@ -68,6 +70,27 @@ class ReferenceKernels:
             live_table = _live(tables, salt.layer)
             table = routing.RoutingTable(live_table.start, live_table.replicas, cumulative)
             _fill(routing.route_apportioned(ids, table, salt.rank, salt.layer), slots, counts)
+
+        stream.launch(program)
+
+    def route_levelled(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        salt: Salt,
+        group: GroupCounts | None,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route so that the batch is level; operands as `Kernels.route_levelled`."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_group(group, tables)
+
+        def program() -> None:
+            table = _live(tables, salt.layer)
+            routed = route_levelled(ids, table, tables.ranks, salt.rank, salt.layer, group)
+            _fill(routed, slots, counts)
 
         stream.launch(program)
 

@@ -15,6 +15,7 @@ from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import KernelError, SlotError, Unsupported
 from equipoise.hal.kernels import Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing_rules import ReplicaRule, RowHash
 from equipoise.hal.slots import Segment, SlotLayout
 
@@ -110,6 +111,13 @@ def check_routing(ids: Tensor, tables: Tables, layer: int, slots: Tensor, counts
 def check_shares(cumulative: Tensor, tables: Tables) -> None:
     """Shares that a pass reads, or the solver writes."""
     _vector("cumulative", cumulative, torch.int32, tables.slots, tables.start.device)
+
+
+def check_group(group: GroupCounts | None, tables: Tables) -> None:
+    """What a levelled pass of a group reads on the device."""
+    if group is not None:
+        _vector("total", group.total, torch.int32, tables.experts, tables.start.device)
+        _vector("before", group.before, torch.int32, tables.experts, tables.start.device)
 
 
 def check_rule(rule: ReplicaRule, tables: Tables) -> None:

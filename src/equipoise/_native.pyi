@@ -146,6 +146,24 @@ def route_apportioned(
     Semantics: `equipoise.hal.routing.route_apportioned`.
     """
 
+def route_levelled(
+    ids: _Int32,
+    start: _Int32,
+    replicas: _Int32,
+    ranks: int,
+    rank: int,
+    layer: int,
+    slots: _Int32,
+    counts: _Int32,
+    total: _Int32 | None = None,
+    before: _Int32 | None = None,
+) -> None:
+    """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
+
+    Semantics: `equipoise.hal.levelled_routing.route_levelled`; `total` and `before` are the counts
+    of a group, int32 [E] each.
+    """
+
 def route_by_row_hash(
     ids: _Int32,
     start: _Int32,

@@ -29,6 +29,7 @@ from equipoise.hal.conformance.properties.kernels_tables import (
 )
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Kernels, Salt, Tables
+from equipoise.hal.levelled_routing import GroupCounts, route_levelled
 from equipoise.hal.routing import (
     RoutingTable,
     count_experts,
@@ -94,6 +95,7 @@ def _kernels(layer: st.SearchStrategy[int]) -> tuple[st.SearchStrategy[Step], ..
     ids = st.lists(expert, max_size=8)
     counts = st.lists(st.integers(0, 1 << 24), min_size=EXPERTS, max_size=EXPERTS)
     content = st.lists(st.integers(0, 255), max_size=9)
+    others = st.lists(st.integers(0, 300), min_size=EXPERTS, max_size=EXPERTS)
 
     def routing(op: str) -> st.SearchStrategy[Step]:
         return st.builds(
@@ -113,6 +115,18 @@ def _kernels(layer: st.SearchStrategy[int]) -> tuple[st.SearchStrategy[Step], ..
         st.builds(lambda layer, counts: Step("solve", (layer, *counts)), layer, counts),
         routing("hashed"),
         routing("apportioned"),
+        routing("levelled"),
+        st.builds(
+            lambda layer, rank, repeat, before, after, ids: Step(
+                "grouped", (layer, rank, repeat, *before, *after, *ids)
+            ),
+            layer,
+            rank,
+            repeat,
+            others,
+            others,
+            ids,
+        ),
     )
 
 
@@ -143,6 +157,8 @@ class _KernelValueRunner:
             "solve": self.solve,
             "hashed": self.hashed,
             "apportioned": self.apportioned,
+            "levelled": self.levelled,
+            "grouped": self.grouped,
         }
         if step.op == "table":
             self.install(int(step.args[0]), *_table(step))
@@ -199,14 +215,42 @@ class _KernelValueRunner:
         self.ctx.drain(self.stream)
         self.judge(ids, out, route_apportioned(ids, table, rank, layer)[0], f"apportioned {salt}")
 
+    def levelled(self, layer: int, rank: int, counter: int, repeat: int, *values: int) -> None:
+        self.level(_ids(repeat, values), Salt(rank, layer, counter), None)
+
+    def grouped(self, layer: int, rank: int, repeat: int, *numbers: int) -> None:
+        """A batch between those of other ranks of its group."""
+        before, after = (torch.tensor(numbers[k * EXPERTS :][:EXPERTS]).int() for k in range(2))
+        ids = _ids(repeat, numbers[2 * EXPERTS :])
+        total = before + count_experts(ids, EXPERTS) + after
+        self.level(ids, Salt(rank, layer, 0), GroupCounts(total, before))
+
+    def level(self, ids: Tensor, salt: Salt, group: GroupCounts | None) -> None:
+        table, ranks = self.host_tables[salt.layer], self.tables.ranks
+        copied = group and GroupCounts(
+            self.ctx.copy_of(group.total), self.ctx.copy_of(group.before)
+        )
+        out = routing_tables.empty_output(self.ctx, ids.numel(), EXPERTS)
+        self.kernels.route_levelled(
+            self.ctx.copy_of(ids), self.tables, salt, copied, out.slots, out.counts, self.stream
+        )
+        self.ctx.drain(self.stream)
+        expected = route_levelled(ids, table, ranks, salt.rank, salt.layer, group)[0]
+        self.judge(ids, out, expected, f"levelled over {ranks} {salt}", "G13")
+
     def judge(
-        self, ids: Tensor, out: routing_tables.RoutingOutput, expected: Tensor, what: str
+        self,
+        ids: Tensor,
+        out: routing_tables.RoutingOutput,
+        expected: Tensor,
+        what: str,
+        clause: str = "G4",
     ) -> None:
         """First the padding, then every bit."""
         strays = to_host(out.slots)[(ids < 0) | (ids >= EXPERTS)]
         require("G6", bool((strays == SLOTS).all()), f"{what}: padding goes to {strays.tolist()}")
         self.judge_counts(ids, out.counts, what)
-        require_equal("G4", out.slots, expected, f"{what}: slots")
+        require_equal(clause, out.slots, expected, f"{what}: slots")
 
     def judge_counts(self, ids: Tensor, counts: Tensor, what: str) -> None:
         expected = count_experts(ids, EXPERTS)
@@ -256,7 +300,7 @@ def _play_salted(ctx: RankContext, program: Program) -> Play:
 VALUES = Property(
     name="kernels-equal-the-reference",
     family=FAMILY,
-    clauses=("G4", "G6"),
+    clauses=("G4", "G6", "G13"),
     claim="Every kernel returns the reference's values bit for bit, padding included.",
     programs=_value_programs,
     play=_play_values,

@@ -151,7 +151,16 @@ REPLAY_STREAM = Property(
 )
 
 
-KERNEL_NAMES = ("count", "hashed", "apportioned", "row_hash", "block_turns", "solve", "checksum")
+KERNEL_NAMES = (
+    "count",
+    "hashed",
+    "apportioned",
+    "levelled",
+    "row_hash",
+    "block_turns",
+    "solve",
+    "checksum",
+)
 EXPERTS = 4
 """Also slots and tokens: every expert has one slot, of its own number."""
 MAX_KERNEL_STEPS = 8
@@ -239,6 +248,8 @@ class _KernelRunner:
         elif name == "apportioned":
             operand = live.cumulative[1, 0]
             kernels.route_apportioned(ids, live, operand, salt, slots, counts, self.stream)
+        elif name == "levelled":
+            kernels.route_levelled(ids, live, salt, None, slots, counts, self.stream)
         elif name in ("row_hash", "block_turns"):
             kernels.route_by_rule(self.rules[name], ids, live, 0, slots, counts, self.stream)
         elif name == "solve":

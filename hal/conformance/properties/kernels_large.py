@@ -25,6 +25,7 @@ from equipoise.hal.conformance.fixtures import routing_tables
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts, route_levelled
 from equipoise.hal.routing import (
     SHARE_ONE,
     RoutingTable,
@@ -158,12 +159,35 @@ class _LargeModelRunner:
         }
         for name, (launch, expected) in launches.items():
             self.judge("G4", name, launch, ids, expected)
+        for group in (None, self.group(ids, layer)):
+            copied = group and GroupCounts(ctx.copy_of(group.total), ctx.copy_of(group.before))
+            expected = route_levelled(ids, table, self.tables.ranks, salt.rank, layer, group)
+            name = "levelled in a group" if group else "levelled"
+            launch = partial(self.levelled, near, salt, copied)
+            self.judge("G13", name, launch, ids, expected)
         for rule, reference in (
             (RowHash(TOP_K, ctx.copy_of(rows)), RowHash(TOP_K, rows)),
             (BlockTurns(self.key % 7), BlockTurns(self.key % 7)),
         ):
             launch = partial(self.by_rule, rule, near, layer)
             self.judge("G8", str(reference), launch, ids, route_by_rule(ids, table, reference))
+
+    def group(self, ids: Tensor, layer: int) -> GroupCounts:
+        """Counts of a group that the batch is part of."""
+        experts = self.tables.experts
+        generator = _generator(self.key, layer, 2)
+        before, after = torch.randint(0, 99, (2, experts), generator=generator, dtype=torch.int32)
+        return GroupCounts(before + count_experts(ids, experts) + after, before)
+
+    def levelled(
+        self,
+        ids: Tensor,
+        salt: Salt,
+        group: GroupCounts | None,
+        out: routing_tables.RoutingOutput,
+    ) -> None:
+        """One pass."""
+        self.kernels.route_levelled(ids, self.tables, salt, group, *_outputs(out), self.stream)
 
     def by_rule(
         self, rule: ReplicaRule, ids: Tensor, layer: int, out: routing_tables.RoutingOutput
@@ -264,7 +288,7 @@ LARGE_MODELS = (
     Property(
         name="kernels-equal-the-reference-at-the-sizes-of-models",
         family=FAMILY,
-        clauses=("G4", "G8", "G10"),
+        clauses=("G4", "G8", "G10", "G13"),
         claim="Hundreds of experts, tens of ranks, updates of many layers, thousands of tokens.",
         programs=_programs,
         play=_play,

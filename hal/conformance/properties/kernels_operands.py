@@ -23,6 +23,7 @@ from equipoise.hal.conformance.properties.kernels_large import update_of_layers
 from equipoise.hal.conformance.property import Property, Traits, holdable_stream
 from equipoise.hal.errors import KernelError
 from equipoise.hal.kernels import Kernels, Salt, Tables
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing_rules import BlockTurns, RowHash
 from equipoise.hal.stream import Role, Stream
 
@@ -82,6 +83,15 @@ class _OperandRunner:
             operand, self.tables, cumulative, Salt(0, layer, 0), slots, counts, self.stream
         )
 
+    def level(
+        self, ids: Tensor | None = None, layer: int = 0, group: GroupCounts | None = None
+    ) -> None:
+        operand = self.ids() if ids is None else ids
+        slots, counts = self.output(TOKENS), self.output(EXPERTS)
+        self.kernels.route_levelled(
+            operand, self.tables, Salt(0, layer, 0), group, slots, counts, self.stream
+        )
+
     def by_rule(self, ids: Tensor, layer: int = 0, rows: Tensor | None = None) -> None:
         rule = BlockTurns(0) if rows is None else RowHash(1, rows)
         slots, counts = self.output(TOKENS), self.output(EXPERTS)
@@ -127,6 +137,10 @@ BAD_ROUTES: Mapping[str, Callable[[_OperandRunner], object]] = {
     "too_few_shares": lambda d: d.apportion(d.ids(SLOTS - 1)),
     "apportioned_ids_of_strides": lambda d: d.apportion(d.ids(SLOTS), ids=d.strided(TOKENS)),
     "apportioned_layer_behind_the_last": lambda d: d.apportion(d.ids(SLOTS), layer=LAYERS),
+    "levelled_ids_of_strides": lambda d: d.level(ids=d.strided(TOKENS)),
+    "levelled_layer_behind_the_last": lambda d: d.level(layer=LAYERS),
+    "wide_total": lambda d: d.level(group=GroupCounts(d.ids(EXPERTS, WIDE_DTYPE), d.ids(EXPERTS))),
+    "too_few_before": lambda d: d.level(group=GroupCounts(d.ids(EXPERTS), d.ids(EXPERTS - 1))),
     "ruled_ids_of_strides": lambda d: d.by_rule(d.strided(TOKENS)),
     "ruled_layer_behind_the_last": lambda d: d.by_rule(d.ids(), layer=LAYERS),
     "wide_rows": lambda d: d.by_rule(d.ids(), rows=d.ids(1, WIDE_DTYPE)),

@@ -16,12 +16,14 @@ from equipoise import _native
 from equipoise.backends.virtual.kernels import VirtualKernels
 from equipoise.backends.virtual.stream import VirtualGraph, own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing import RoutingTable
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash, route_by_rule
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
+    check_group,
     check_routing,
     check_rule,
     check_shares,
@@ -111,6 +113,41 @@ class IgnoresSolvedShares(AnyKernels):
         check_shares(cumulative, tables)
         shares = tables.cumulative[int(tables.generation[salt.layer]) & 1, salt.layer]
         super().route_apportioned(ids, tables, shares, salt, slots, counts, stream)
+
+
+class GroupsBeginAtTheFirstQuota(AnyKernels):
+    """A levelled pass forgets the rows of the ranks before this one."""
+
+    def route_levelled(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        salt: Salt,
+        group: GroupCounts | None,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        check_group(group, tables)
+        alone = group and GroupCounts(group.total, torch.zeros_like(group.before))
+        super().route_levelled(ids, tables, salt, alone, slots, counts, stream)
+
+
+class LevelledRanksRoundAlike(AnyKernels):
+    """The rank does not enter the rounding of a levelled pass."""
+
+    def route_levelled(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        salt: Salt,
+        group: GroupCounts | None,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        alike = dataclasses.replace(salt, rank=0)
+        super().route_levelled(ids, tables, alike, group, slots, counts, stream)
 
 
 class OneRank(VirtualKernels):
@@ -308,6 +345,23 @@ MUTATIONS = (
         broken="Quotas follow the table's shares, not those that were solved for this batch.",
         property=VALUES,
         kernels=IgnoresSolvedShares,
+    ),
+    Mutation(
+        name="a-group-begins-at-the-first-quota",
+        clause="G13",
+        broken="All ranks of a group send their first rows to the first replica.",
+        property=VALUES,
+        kernels=GroupsBeginAtTheFirstQuota,
+        # Groups are among them, too.
+        also=(LARGE,),
+    ),
+    Mutation(
+        name="levelled-ranks-round-alike",
+        clause="G13",
+        broken="All ranks round the quotas of a levelled batch in the same direction.",
+        property=VALUES,
+        kernels=LevelledRanksRoundAlike,
+        also=(LARGE,),
     ),
     Mutation(
         name="padding-goes-to-a-real-slot",

@@ -13,6 +13,7 @@ from equipoise import _native
 from equipoise.backends.cpu.slots import CpuSlotStore
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
 
@@ -58,6 +59,24 @@ class QuotasPerBlock(AnyKernels):
     ) -> None:
         for some, out in zip(torch.split(ids, BLOCK), torch.split(slots, BLOCK), strict=True):
             super().route_apportioned(some, tables, cumulative, salt, out, counts, stream)
+        self.count(ids, counts, stream)
+
+
+class LevelsPerBlock(AnyKernels):
+    """A levelled batch is divided block by block."""
+
+    def route_levelled(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        salt: Salt,
+        group: GroupCounts | None,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        for some, out in zip(ids.split(BLOCK), slots.split(BLOCK), strict=True):
+            super().route_levelled(some, tables, salt, group, out, counts, stream)
         self.count(ids, counts, stream)
 
 
@@ -301,6 +320,13 @@ MUTATIONS = (
         broken="Batches of more than 4096 ids are apportioned block by block.",
         property=KERNELS,
         kernels=QuotasPerBlock,
+    ),
+    Mutation(
+        name="batches-are-levelled-block-by-block",
+        clause="G13",
+        broken="Batches of more than 4096 ids are levelled block by block.",
+        property=KERNELS,
+        kernels=LevelsPerBlock,
     ),
     Mutation(
         name="counting-ends-with-a-block",

@@ -1,0 +1,22 @@
+// Routes a batch so that every rank gets as many of its rows. `hal/levelled_routing.py` defines
+// what it does.
+#pragma once
+
+#include "common/span.h"
+#include "routing/routing_table.h"
+
+namespace equipoise {
+
+// The counts of ranks that divide their rows together; both empty if the batch is divided by
+// itself.
+struct GroupCounts {
+    Ids total;   // [experts], of all ranks of the group
+    Ids before;  // [experts], of those before this one
+};
+
+// Counts the batch, levels it over the ranks, and assigns its rows, in that order. `seed` is
+// seed32(rank, layer, 0); the shares of the table are not read. Every expert has a replica.
+void route_levelled(Ids ids, const RoutingTable& table, std::int32_t ranks, std::uint32_t seed,
+                    const GroupCounts& group, Span<std::int32_t> slots, Span<std::int32_t> counts);
+
+}  // namespace equipoise

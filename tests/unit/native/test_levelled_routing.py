@@ -1,0 +1,77 @@
+"""Native levelled routing against the torch reference, bit for bit, and what it refuses."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise import _native
+from equipoise.hal import routing
+from equipoise.hal.levelled_routing import GroupCounts, route_levelled
+
+UNHURRIED = settings(deadline=None)
+WORD = st.integers(0, 2**31 - 1)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[routing.RoutingTable, int]:
+    """A table, and the number of ranks; an expert may be several times on a rank."""
+    experts, ranks = draw(st.integers(1, 8)), draw(st.integers(1, 5))
+    per_rank = -(-experts // ranks) + draw(st.integers(0, 3))
+    spare = per_rank * ranks - experts
+    extra = draw(st.lists(st.integers(0, experts - 1), min_size=spare, max_size=spare))
+    placement = draw(st.permutations([*range(experts), *extra]))
+    shares = [65536 * (placement.index(expert) == slot) for slot, expert in enumerate(placement)]
+    parts = (torch.tensor(numbers, dtype=torch.int32) for numbers in (placement, shares))
+    return routing.build_table(*parts, experts), ranks
+
+
+@UNHURRIED
+@given(layouts(), WORD, WORD, st.data())
+def test_native_levelled_routing_equals_reference(
+    layout: tuple[routing.RoutingTable, int], rank: int, layer: int, data: st.DataObject
+) -> None:
+    table, ranks = layout
+    padding = st.sampled_from([-1, -(2**31), table.experts, 2**31 - 1])
+    inside = st.integers(0, table.experts - 1)
+    drawn = data.draw(st.lists(st.one_of(inside, inside, inside, padding), max_size=60))
+    ids = torch.tensor(drawn * data.draw(st.sampled_from([1, 7, 40])), dtype=torch.int32)
+    sums = st.lists(st.integers(0, 500), min_size=table.experts, max_size=table.experts)
+    group = None
+    if data.draw(st.booleans()):
+        total, before = (torch.tensor(data.draw(sums), dtype=torch.int32) for _ in range(2))
+        group = GroupCounts(total, before)
+    slots = torch.full_like(ids, -7)
+    counts = torch.full((table.experts,), -7, dtype=torch.int32)
+    summed = () if group is None else (group.total, group.before)
+    _native.route_levelled(
+        ids, table.start, table.replicas, ranks, rank, layer, slots, counts, *summed
+    )
+    expected = route_levelled(ids, table, ranks, rank, layer, group)
+    assert slots.tolist() == expected[0].tolist()
+    assert counts.tolist() == expected[1].tolist()
+
+
+def int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "group", "message"),
+    [
+        (2, (), "a positive divisor of 3 slots"),
+        (3, (int32(1, 1), None), "only one of them"),
+        (3, (int32(1), int32(1, 1)), "2 elements"),
+        (3, (int32(1, 1), int32(0, -1)), "counts of a group"),
+    ],
+)
+def test_native_levelled_routing_refuses_arguments_that_do_not_fit(
+    ranks: int, group: tuple[torch.Tensor | None, ...], message: str
+) -> None:
+    slots, counts = int32(-7), int32(-7, -7)
+    with pytest.raises(ValueError, match=message):
+        _native.route_levelled(
+            int32(0), int32(0, 2, 3), int32(0, 2, 1), ranks, 0, 0, slots, counts, *group
+        )
+    assert slots.tolist() == [-7]
+    assert counts.tolist() == [-7, -7]
