@@ -109,6 +109,11 @@ class Kernels(Protocol):
     `hal.support.validation` has the checks.
     """
 
+    @property
+    def levels_on_device(self) -> bool:
+        """Whether `route_levelled` runs on the device; false if each pass calls the host."""
+        ...
+
     def warm(self, tables: Tables, stream: Stream) -> None:
         """Prepare every kernel that will be launched on tables of that size.
 

@@ -40,6 +40,8 @@ class VirtualKernels:
     later one; a commit fills the idle set array by array and writes the word last (G1, G2).
     """
 
+    levels_on_device = True
+
     def __init__(self, device: "VirtualDevice") -> None:
         self._device = device
 

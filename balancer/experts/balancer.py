@@ -33,6 +33,7 @@ from equipoise.balancer.experts.recovery import (
     surviving_config,
     surviving_layout,
 )
+from equipoise.balancer.experts.routing.levelled import LocalShareRouter, NodeShareRouter
 from equipoise.balancer.experts.routing.local_first import LocalFirstRouter
 from equipoise.balancer.experts.routing.routers import (
     BlockRoundRobinRouter,
@@ -236,6 +237,7 @@ def open_balancer(  # noqa: PLR0913 - one argument per part
         RanksDiffer: ranks differ in what they open; nothing is opened on any rank.
         BallotIncomplete: a rank did not take part in time.
     """
+    config = _with_share_mode(config, accelerator)
     if config.log_balancedness and event_sink is NO_EVENTS:
         raise EngineError("log_balancedness takes an event sink, and none was given")
     control, start = fabric.control, (store, shape, layout, config, path)
@@ -257,6 +259,14 @@ def open_balancer(  # noqa: PLR0913 - one argument per part
         loads_watched=any(sinks_by_rank),
     )
     return build(context, shape, layout)
+
+
+def _with_share_mode(config: BalancerConfig, accelerator: Accelerator) -> BalancerConfig:
+    """Chooses the share mode where the configuration leaves it open."""
+    if config.shares is not None:
+        return config
+    on_device = accelerator.kernels.levels_on_device
+    return replace(config, shares=ShareMode.LOCAL if on_device else ShareMode.LAGGED)
 
 
 def build(context: BalancerContext, shape: ExpertShape, layout: Layout) -> ExpertBalancer:
@@ -322,13 +332,25 @@ def _communicators(context: BalancerContext, undo: ExitStack) -> list[Communicat
     purposes = ["loads"]
     if isinstance(context.path, StagedFromPeers):
         purposes.append("moves")
-    if context.config.shares is ShareMode.EXACT:
-        purposes.append("routing")
     opened = []
     for purpose in purposes:
         opened.append(context.open(purpose))
         undo.callback(opened[-1].close)
+    routing = _routing_communicator(context)
+    if routing is not None:
+        opened.append(routing)
+        undo.callback(routing.close)
     return opened
+
+
+def _routing_communicator(context: BalancerContext) -> Communicator | None:
+    """Opens the communicator that a step's routing uses, if its share mode takes one."""
+    match context.config.shares:
+        case ShareMode.EXACT:
+            return context.open("routing")
+        case ShareMode.NODE:
+            return context.open(f"routing{context.node}", context.ranks_of_node)
+    return None
 
 
 def _locks(
@@ -393,6 +415,11 @@ def _router(
             if context.config.locality is Locality.PREFER:
                 return LocalFirstRouter(accelerator, opened[-1], tables, counters)
             return ExactShareRouter(accelerator, opened[-1], tables, place, counters)
+        case _, ShareMode.NODE:
+            node, sharing = context.node, context.config.ranks_sharing_rows
+            return NodeShareRouter(accelerator, opened[-1], tables, node, counters, sharing)
+        case _, ShareMode.LOCAL:
+            return LocalShareRouter(accelerator, tables, place, counters)
     return TableRouter(accelerator, tables, place, counters)
 
 

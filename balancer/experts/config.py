@@ -101,8 +101,13 @@ class ShareMode(StrEnum):
     """As planned with the placement."""
     LAGGED = "lagged"
     """Solved again from the last summed sub-window, off the step path."""
+    LOCAL = "local"
+    """Each rank levels its own batch: no collective."""
+    NODE = "node"
+    """The ranks of a node level their batches together: one all-gather per layer and step among
+    them."""
     EXACT = "exact"
-    """Solved on the batch's own counts: one all-reduce per layer and step."""
+    """Solved on the counts of all ranks: one all-reduce per layer and step."""
 
 
 class Locality(StrEnum):
@@ -190,12 +195,14 @@ def default_sub_window(window: int, interval: int) -> int:
 class BalancerConfig:
     """Configuration of an engine: intervals, bounds and modes.
 
-    The defaults of the first four fields are vLLM's, except for the share mode.
+    The defaults of window and interval are vLLM's.
 
     Attributes:
         name: distinguishes the votes of several engines on one control plane;
             `equipoise.open_balancer` takes the model's where it is empty.
-        shares: the share mode.
+        shares: the share mode. None is `static` with another engine's routing rule; else the
+            balancer takes `local`, or `lagged` where the device levels a batch only through the
+            host.
         window_size: steps of load that a plan uses.
         step_interval: steps between the boundaries at which rebalances open.
         sub_window: steps that are summed at a time; divides both. 0 becomes what is nearest to a
@@ -222,7 +229,7 @@ class BalancerConfig:
     """
 
     name: str = ""
-    shares: ShareMode = ShareMode.LAGGED
+    shares: ShareMode | None = None
     window_size: int = 1000
     step_interval: int = 3000
     sub_window: int = 0
@@ -273,6 +280,8 @@ class BalancerConfig:
                 f"step_offset {self.step_offset} must be a multiple of sub_window "
                 f"{self.sub_window}, and less than step_interval {self.step_interval}"
             )
+        if self.routing_rule is not RoutingRule.SHARES and self.shares is None:
+            object.__setattr__(self, "shares", ShareMode.STATIC)
         if self.routing_rule is not RoutingRule.SHARES and self.shares is not ShareMode.STATIC:
             raise ConfigError(
                 f"routing_rule {self.routing_rule} reads no shares: they must be static, "
@@ -297,6 +306,8 @@ class BalancerConfig:
     def _check_kinds(self) -> None:
         """Words become choices, and what is counted has to be whole."""
         for name, kind in ENUM_FIELDS.items():
+            if name == "shares" and self.shares is None:
+                continue
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:

@@ -1,6 +1,6 @@
 """The arguments of one rank's balancer: its device, its peers, and how weights move."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from equipoise.balancer.experts.agreement.key_collector import StoredKey
@@ -83,7 +83,22 @@ class BalancerContext:
     uncollected: tuple[StoredKey, ...] = ()
     loads_watched: bool = False
 
-    def open(self, purpose: str) -> Communicator:
-        """Opens a communicator among the members; collective."""
+    @property
+    def node(self) -> int:
+        """The number of this rank's node, of those that the configuration counts."""
+        return self.members.rank_in_group // self._ranks_per_node
+
+    @property
+    def ranks_of_node(self) -> tuple[int, ...]:
+        """The ranks of this rank's node, numbered as in the run."""
+        first = self.node * self._ranks_per_node
+        return self.members.ranks[first : first + self._ranks_per_node]
+
+    @property
+    def _ranks_per_node(self) -> int:
+        return len(self.members.ranks) // self.config.nodes
+
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
+        """Opens a communicator among the members, or some of them; collective among these."""
         name = f"{self.members.scoped_name(self.config.name)}.{purpose}"
-        return self.fabric.open(name, self.members.ranks)
+        return self.fabric.open(name, self.members.ranks if ranks is None else ranks)

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from equipoise.balancer.experts.agreement.same_on_all_ranks import Values
-from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.context import StagedFromPeers, UpdatePathConfig
 from equipoise.balancer.experts.placement import ExpertShape, Layout, check_placement
 from equipoise.balancer.experts.planning.topology import topology
@@ -27,7 +27,8 @@ def check_start(
     Raises:
         PlacementError: the layout is not of the shape, the shape not of these ranks, or there
             are too few slots, ranks or nodes to survive what the planner is to survive.
-        EngineError: the store has other slots, or no staging where weights come from peers.
+        EngineError: the store has other slots, or no staging where weights come from peers; or
+            ranks of several nodes route the same rows, with shares of a node.
     """
     if shape.ranks != ranks:
         raise PlacementError(f"the shape is of {shape.ranks} ranks, the group of {ranks}")
@@ -38,6 +39,12 @@ def check_start(
         raise EngineError(
             f"the store has {slots} slots; {shape.layers} layers of "
             f"{shape.slots_per_rank} slots a rank take {required_slots}"
+        )
+    sharing, per_node = config.ranks_sharing_rows, ranks // config.nodes
+    if config.shares is ShareMode.NODE and per_node % sharing:
+        raise EngineError(
+            f"shares {config.shares} level the rows of {per_node} ranks together, but {sharing} "
+            "ranks route the same rows"
         )
     if isinstance(path, StagedFromPeers) and not store.layout.staging:
         raise EngineError("the staged path needs a store with staging")

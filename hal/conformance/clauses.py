@@ -92,6 +92,7 @@ TITLES: Mapping[str, str] = {
     "G10": "a commit of tables installs every layer that it names",
     "G11": "an operand of a kernel fits, or nothing happens",
     "G12": "shares of a layer without tables are left alone",
+    "G13": "a levelled batch is divided as the reference divides it",
     "X1": "a round carries at most one blob a pair",
     "X2": "warm builds links in one order on every rank",
     "X3": "what fails on one communicator fails no other",

@@ -31,6 +31,8 @@ class ReferenceKernels:
     on a device that computes behind the host it would wait, and it cannot be captured in a graph.
     """
 
+    levels_on_device = True
+
     def warm(self, tables: Tables, stream: Stream) -> None:
         """Nothing is compiled."""
 

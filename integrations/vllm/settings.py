@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from equipoise.balancer.experts.config import ShareMode
 from equipoise.byte_sizes import bytes_of_value
 from equipoise.hal.errors import ConfigError
 from equipoise.integrations.vllm.entry import SETTINGS_KEY, SETTINGS_VARIABLE
@@ -23,6 +24,9 @@ T = TypeVar("T")
 COMMUNICATORS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo"), "npu": ("hccl", "gloo")}
 """By device type, the default first. With gloo, tensors of a device are staged in host memory."""
 
+SHARES = tuple(ShareMode)
+COLLECTIVE_SHARES = (ShareMode.NODE, ShareMode.EXACT)
+"""Share modes in which ranks communicate in every layer."""
 MAX_IMBALANCE = 1000
 MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.1, 86_400.0
 MAX_STEPS, MAX_LAYERS = 1 << 31, 4096
@@ -59,7 +63,8 @@ class EplbSettings:
     """Our balancer in place of vLLM's EPLB.
 
     Attributes:
-        shares: how tokens are split among replicas: `static`, `lagged` or `exact`.
+        shares: how tokens are split among replicas: `static`, `lagged`, `local`, `node` or `exact`;
+            None is `BalancerConfig`'s default.
         sub_window: steps of load summed at a time; None: about a quarter of the window.
         staging_bytes: bytes of device memory for weights in transfer, a number or a text such as
             "378MiB"; None: the size of a layer's slots. With less, one layer may take several
@@ -77,7 +82,7 @@ class EplbSettings:
         layer_updates_per_iter: layers that are rewritten in a step, with `in_place`; None: 2.
     """
 
-    shares: str = "lagged"
+    shares: str | None = None
     sub_window: int | None = None
     staging_bytes: int | None = None
     target: float = 0.02
@@ -94,8 +99,8 @@ class EplbSettings:
         if self.staging_bytes is not None:
             object.__setattr__(self, "staging_bytes", _byte_count(self.staging_bytes))
         _check_timeout(self.timeout)
-        if self.shares not in ("static", "lagged", "exact"):
-            raise ConfigError(f"shares must be static, lagged or exact, got {self.shares!r}")
+        if self.shares is not None and self.shares not in SHARES:
+            raise ConfigError(f"shares must be one of {', '.join(SHARES)}, got {self.shares!r}")
         if self.sub_window is not None and (
             type(self.sub_window) is not int or not 1 <= self.sub_window <= MAX_STEPS
         ):

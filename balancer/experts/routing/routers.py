@@ -59,7 +59,7 @@ class TableRouter:
         self._tables = tables
         self._rank = rank
         self._counters = counters
-        self._counts = _scratch(counters[0])
+        self._counts = scratch(counters[0])
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Routes each row by a hash of its position."""
@@ -105,9 +105,9 @@ class ExactShareRouter:
         self._tables = tables
         self._rank = rank
         self._counters = counters
-        self._local = _scratch(counters[0])
-        self._total = _scratch(counters[0], torch.int64)
-        self._cumulative = _scratch(tables.cumulative[0, 0])
+        self._local = scratch(counters[0])
+        self._total = scratch(counters[0], torch.int64)
+        self._cumulative = scratch(tables.cumulative[0, 0])
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Counts rows, sums over ranks, solves shares, then apportions this rank's rows."""
@@ -134,7 +134,7 @@ class ExactShareRouter:
         return solve_shares(load, layout.placement, shape)
 
 
-def _scratch(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def scratch(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Returns zeros like another tensor.
 
     They are made on the host, so that no stream can use them before they are written.

@@ -35,7 +35,7 @@ def balancer_config(
     sub_window = settings.sub_window or default_sub_window(window, eplb_config.step_interval)
     return BalancerConfig(
         name=f"vllm{number}",
-        shares=ShareMode(settings.shares),
+        shares=None if settings.shares is None else ShareMode(settings.shares),
         window_size=max(window // sub_window, 1) * sub_window,
         step_interval=eplb_config.step_interval,
         sub_window=sub_window,

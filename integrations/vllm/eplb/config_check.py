@@ -4,7 +4,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from equipoise.integrations.vllm.settings import COMMUNICATORS, MAX_PORT, EplbSettings
+from equipoise.integrations.vllm.settings import (
+    COLLECTIVE_SHARES,
+    COMMUNICATORS,
+    MAX_PORT,
+    EplbSettings,
+)
 
 RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 """0 selects Ray's compiled graph, which calls the model runner without its worker."""
@@ -23,10 +28,10 @@ COOPERATIVE_ALL2ALL_BACKENDS = ("deepep_low_latency", "nixl_ep")
 def eplb_config_errors(config: Any, settings: EplbSettings) -> list[str]:
     """List why `eplb` does not support a configuration of vLLM."""
     errors = [message for message, check in UNSUPPORTED.items() if check(config)]
-    if settings.shares == "exact" and captures_graphs(config):
+    if settings.shares in COLLECTIVE_SHARES and captures_graphs(config):
         errors.append(
-            "shares exact synchronizes ranks in every layer, which cannot be captured: "
-            "use --enforce-eager, or shares lagged"
+            f"shares {settings.shares} synchronizes ranks in every layer, which cannot be "
+            "captured: use --enforce-eager, or shares local"
         )
     if settings.commit == "in_place":
         errors += [message for message, check in UNSUPPORTED_IN_PLACE.items() if check(config)]
@@ -52,10 +57,10 @@ def communicator_errors(device: str, settings: EplbSettings) -> list[str]:
             f"communicator {settings.communicator} is not for a device of type {device}: "
             f"{' or '.join(supported) or 'no communicator of ours is'}"
         ]
-    if settings.shares == "exact" and settings.communicator != supported[0]:
+    if settings.shares in COLLECTIVE_SHARES and settings.communicator != supported[0]:
         return [
-            f"shares exact sums the rows of a layer on the device, which communicator "
-            f"{settings.communicator} cannot: use {supported[0]}, or shares lagged"
+            f"shares {settings.shares} sums the rows of a layer on the device, which communicator "
+            f"{settings.communicator} cannot: use {supported[0]}, or shares local"
         ]
     return []
 

@@ -105,7 +105,7 @@ def _communicators(run: RunSettings) -> MemoryItem:
     names = ["experts", "loads"]
     if run.balance is Balance.ON and run.placement is None:
         names += ["moves"] if run.commit is CommitMode.STAGED else []
-        names += ["routing"] if run.shares is ShareMode.EXACT else []
+        names += ["routing"] if run.shares in (ShareMode.NODE, ShareMode.EXACT) else []
     try:
         backend = _backend(run)
     except BackendUnavailable:

@@ -44,7 +44,7 @@ examples:
   equipoise run                             # four ranks, shipped texts, a report
   equipoise run --ranks 2 --slots 36        # two ranks with four redundant experts
   equipoise run --text a.txt b.txt          # your own texts, one phase each
-  equipoise run --variants exact            # one way to serve instead of four
+  equipoise run --variants local            # one way to serve instead of five
   equipoise run --config run.yaml --json figures.json
 """
 RUN = """\

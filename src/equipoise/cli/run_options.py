@@ -58,16 +58,16 @@ OPTIONS = (
            help=f"slots per layer over all ranks, at least {EXPERTS}"),
     Option(key="num_redundant_experts", kind=kinds.WHOLE, group=BALANCING, metavar="N",
            shown_default="none", help=f"the same as --slots {EXPERTS} + N"),
-    Option(key="shares", kind=kinds.SHARES, group=BALANCING, metavar="static|lagged|exact",
+    Option(key="shares", kind=kinds.SHARES, group=BALANCING, metavar="|".join(Shares),
            help="how an expert's rows are divided among its replicas: as planned, from the "
-           "last load, or on each batch's own counts"),
+           "last load, or so that each batch is level: that of a rank, of the ranks of a node "
+           "together, or of all ranks"),
     Option(key="variants", kind=kinds.VARIANTS, group=BALANCING, metavar="NAME",
            shown_default="all that the other options allow",
-           help="which rows of the table to serve, of unbalanced, static, lagged, exact, and "
-           "placement with --placement; fewer take less time, and unbalanced alone serves without "
-           "balancing. Without --shares the run is about "
-           "the last of them in this order. Every one is compared with one process that serves "
-           "alone"),
+           help="which rows of the table to serve, of unbalanced, static, lagged, local, node, "
+           "exact, and placement with --placement; fewer take less time, and unbalanced alone "
+           "serves without balancing. Without --shares the run is about the last of them in this "
+           "order. Every one is compared with one process that serves alone"),
     Option(key="locality", kind=kinds.LOCALITY, group=BALANCING, metavar="|".join(Locality),
            help="which replica is preferred where shares leave a choice: any, or those on the "
            "row's own rank, up to what they take; that goes with --shares exact"),

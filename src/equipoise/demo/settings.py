@@ -45,6 +45,8 @@ class VariantName(StrEnum):
     """A given placement, served unchanged."""
     STATIC = "static"
     LAGGED = "lagged"
+    LOCAL = "local"
+    NODE = "node"
     EXACT = "exact"
     """Rebalanced online; the names are those of `RankLoads`."""
 
@@ -86,7 +88,7 @@ class RunSettings:
     steps: int = 120
     text: tuple[Path, ...] = ()
     slots: int = 40
-    shares: Shares = Shares.EXACT
+    shares: Shares = Shares.LOCAL
     variants: tuple[VariantName, ...] = ()
     locality: Locality = Locality.ANY
     routing_rule: RoutingRule = RoutingRule.SHARES
@@ -138,7 +140,8 @@ def available_variants(run: RunSettings) -> tuple[VariantName, ...]:
     """The variants that a run with these settings can serve, whichever of them are asked for.
 
     In the order in which they are served: without balancing, then each share mode, that of the run
-    last; or the given placement.
+    last; or the given placement. On one node the shares of a node are as good as exact ones: they
+    are served only if the run is about them.
     """
     if run.placement is not None:
         return VariantName.UNBALANCED, VariantName.PLACEMENT
@@ -146,7 +149,8 @@ def available_variants(run: RunSettings) -> tuple[VariantName, ...]:
         return (VariantName.UNBALANCED,)
     # Another engine's rule reads no shares, so there is one way to serve under it.
     reads_shares = run.routing_rule is RoutingRule.SHARES
-    other_modes = [mode for mode in Shares if mode is not run.shares] if reads_shares else []
+    idle = {run.shares, *([Shares.NODE] if run.nodes == 1 else [])}
+    other_modes = [mode for mode in Shares if mode not in idle] if reads_shares else []
     return (VariantName.UNBALANCED, *(VariantName(mode) for mode in (*other_modes, run.shares)))
 
 

@@ -24,6 +24,8 @@ VARIANT_COLOURS = {
     "placement": "#7a5ba6",
     "static": "#c99a2e",
     "lagged": "#4f8f8b",
+    "local": "#4c8c3f",
+    "node": "#8a6d3b",
     "exact": "#3d6fb6",
 }
 

@@ -337,4 +337,4 @@ def test_default_sub_window_divides_window_and_interval(window: int, interval: i
 def test_defaults_of_configuration_are_those_of_vllm() -> None:
     config = equipoise.BalancerConfig()
     assert (config.window_size, config.step_interval, config.sub_window) == (1000, 3000, 250)
-    assert config.shares is equipoise.ShareMode.LAGGED
+    assert config.shares is None

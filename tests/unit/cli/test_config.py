@@ -35,7 +35,7 @@ BAD = {
     f"deadline: 1{'0' * 400}": "key 'deadline': expected a number of seconds",
     "text: []": "key 'text': expected a path or a list of paths, got []",
     'out: "a\\0b"': "key 'out': expected a path",
-    "shares: fair": "key 'shares': expected static or lagged or exact, got 'fair'",
+    "shares: fair": "key 'shares': expected static or lagged or local or node or exact, got 'fair'",
     "balance: off": "unknown key 'balance'",
     "text: [1, 2]": "key 'text': expected a path or a list of paths",
     "quiet: 1": "key 'quiet': expected true or false",

@@ -78,7 +78,7 @@ def test_run_writes_trace_to_given_path(
     answer = equipoise("run", "--trace", "t/trace.json")
     assert answer.code == 0
     trace = json.loads((tmp_path / "t" / "trace.json").read_text())
-    assert trace["otherData"]["shares"] == "exact"
+    assert trace["otherData"]["shares"] == "local"
     assert "trace: t/trace.json" in answer.err
 
 
@@ -137,7 +137,13 @@ def test_run_without_balancing_compares_outputs(
 @pytest.mark.parametrize(
     ("words", "served", "about"),
     [
-        ((), ["unbalanced", "static", "lagged", "exact"], "exact"),
+        ((), ["unbalanced", "static", "lagged", "local", "exact"], "local"),
+        (
+            ("--nodes", "2"),
+            ["unbalanced", "static", "lagged", "local", "node", "exact"],
+            "local",
+        ),
+        (("--variants", "node"), ["node"], "node"),
         (("--variants", "exact"), ["exact"], "exact"),
         (
             ("--variants", "lagged", "unbalanced", "static"),
@@ -194,13 +200,13 @@ def test_run_serves_variants_of_config_file(
     [
         (
             ("--variants", "exact", "fast"),
-            "argument --variants: expected a variant (unbalanced, placement, static, lagged, exact)"
-            ", got 'fast'",
+            "argument --variants: expected a variant (unbalanced, placement, static, lagged, local, "
+            "node, exact), got 'fast'",
         ),
         (
             ("--variants", "placement"),
             "--variants placement cannot be served without --placement; "
-            "known: unbalanced, static, lagged, exact",
+            "known: unbalanced, static, lagged, exact, local",
         ),
         (
             ("--variants", "exact", "--routing-rule", "vllm"),

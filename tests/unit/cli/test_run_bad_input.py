@@ -44,7 +44,10 @@ BAD = {
         "mpiexec -n 2 equipoise run --communicator mpi",
     ),
     "an unknown communicator": (("--communicator", "pigeon"), "known: gloo"),
-    "unknown shares": (("--shares", "fair"), "expected static or lagged or exact, got 'fair'"),
+    "unknown shares": (
+        ("--shares", "fair"),
+        "expected static or lagged or local or node or exact, got 'fair'",
+    ),
     "stages that do not divide the ranks": (
         ("--pipeline-ranks", "3"),
         "--ranks 4 cannot be divided into 3 stages",

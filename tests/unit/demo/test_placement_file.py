@@ -46,7 +46,7 @@ def test_ranks_reject_placement_that_does_not_fit_model(tmp_path: Path) -> None:
         (PLACED, ["unbalanced 32", "placement 48"]),
         (
             RunSettings(shares=Shares.LAGGED),
-            ["unbalanced 32", "static 40", "exact 40", "lagged 40"],
+            ["unbalanced 32", "static 40", "local 40", "exact 40", "lagged 40"],
         ),
     ],
 )
@@ -58,6 +58,7 @@ def test_only_share_mode_variants_are_balanced() -> None:
     assert [variant.balanced for variant in variants_of_run(PLACED, 32)] == [False, False]
     assert [variant.balanced for variant in variants_of_run(RunSettings(), 32)] == [
         False,
+        True,
         True,
         True,
         True,

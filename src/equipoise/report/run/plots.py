@@ -56,9 +56,9 @@ def imbalance_curve(record: RunRecord) -> Picture:
     return Picture(
         "Imbalance by step",
         "Mean over layers, logarithmic. The grey band is the sampling noise that would remain if "
-        "every rank were equally likely to get every row; only shares solved on the batch's own "
-        "counts (exact) get below it on average. After a switch the old placement is wrong "
-        "until new load is seen.",
+        "every rank were equally likely to get every row; only shares that level the batch "
+        "itself (local, node, exact) get below it on average. After a switch the old placement is "
+        "wrong until new load is seen.",
         draw("imbalance", 3.9, paint),
     )
 

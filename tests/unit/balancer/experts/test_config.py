@@ -38,7 +38,10 @@ def test_engine_config_counts_are_at_least_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shares": "nonsense"}, "shares must be one of static, lagged, exact, got 'nonsense'"),
+        (
+            {"shares": "nonsense"},
+            "shares must be one of static, lagged, local, node, exact, got 'nonsense'",
+        ),
         ({"routing_rule": "fair"}, "routing_rule must be one of .*, got 'fair'"),
         ({"min_gain": float("nan")}, "min_gain is at least 0, got nan"),
         ({"slots_per_message": 2.5}, "slots_per_message is a whole number, got 2.5"),

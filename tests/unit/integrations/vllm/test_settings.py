@@ -93,7 +93,7 @@ def test_settings_refuse_invalid_json_in_environment() -> None:
     ("part", "options", "message"),
     [
         ("eplb", {"sharez": 1}, "unknown sharez; options are"),
-        ("eplb", {"shares": "some"}, "shares must be static, lagged or exact"),
+        ("eplb", {"shares": "some"}, "shares must be one of static, lagged, local, node, exact"),
         ("eplb", {"communicator": "mpi"}, "communicator must be one of gloo, hccl, nccl, got"),
         ("eplb", {"communicator": []}, "communicator must be one of gloo, hccl, nccl, got"),
         ("eplb", {"sub_window": 0}, "sub_window must be a whole number"),

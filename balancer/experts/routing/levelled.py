@@ -1,0 +1,124 @@
+"""Routers that level each batch in the step: by itself, or with those of the ranks of a node.
+
+A batch is divided so that every rank gets as many of its rows (`equipoise.hal.levelled_routing`).
+If every rank does that, the sum is level too, whatever the batches look like; ranks without rows do
+not matter, and a captured graph replays it.
+"""
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Shares, solve_shares
+from equipoise.balancer.experts.routing.routers import scratch
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.levelled_routing import GroupCounts
+from equipoise.hal.stream import Role, Stream
+
+
+class LocalShareRouter:
+    """Levels the rank's own batch: one kernel, and nothing of other ranks.
+
+    Args:
+        accelerator: its kernels and compute stream are used.
+        tables: the installed tables; their shares are not read.
+        rank: enters the rounding; ranks that route the same rows have the same.
+        counters: int32 [layers, experts], to which every batch is added.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, tables: Tables, rank: int, counters: Tensor
+    ) -> None:
+        self._kernels = accelerator.kernels
+        self._compute = accelerator.stream(Role.COMPUTE)
+        self._tables = tables
+        self._rank = rank
+        self._counters = counters
+        self._counts = scratch(counters[0])
+
+    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
+        """Divides this rank's rows so that every rank gets as many of them."""
+        stream, slots = on or self._compute, torch.empty_like(ids)
+        self._kernels.route_levelled(
+            ids.view(-1),
+            self._tables,
+            Salt(self._rank, layer, step),
+            None,
+            slots.view(-1),
+            self._counts,
+            stream,
+        )
+        stream.launch(lambda: self._counters[layer].add_(self._counts))
+        return slots
+
+    def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
+        """Returns the shares that level such a load: what the batches of a window add up to."""
+        return solve_shares(load, layout.placement, shape)
+
+
+class NodeShareRouter:
+    """Levels the batches of a node's ranks together: they gather their counts for each layer.
+
+    Every rank divides the same sum in the same way; its own rows are those after the rows of the
+    ranks before it.
+
+    Args:
+        accelerator: its kernels and compute stream are used.
+        communicator: of the ranks of the node, in their order; used by this router only.
+        tables: the installed tables; their shares are not read.
+        node: this node's number; enters the rounding.
+        counters: int32 [layers, experts], to which every batch is added.
+        ranks_sharing_rows: number of neighbouring ranks that route the same rows, a divisor of the
+            node's ranks: their rows are counted once.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        communicator: Communicator,
+        tables: Tables,
+        node: int,
+        counters: Tensor,
+        ranks_sharing_rows: int = 1,
+    ) -> None:
+        self._kernels = accelerator.kernels
+        self._compute = accelerator.stream(Role.COMPUTE)
+        self._communicator = communicator
+        self._tables = tables
+        self._node = node
+        self._counters = counters
+        self._counts = scratch(counters[0])
+        self._group = GroupCounts(scratch(counters[0]), scratch(counters[0]))
+        gathered = torch.zeros(communicator.size, tables.experts, dtype=torch.int32)
+        self._counts_by_rank = gathered.to(counters.device)
+        self._counts_of_batches = self._counts_by_rank[::ranks_sharing_rows]
+        self._place = communicator.rank // ranks_sharing_rows
+
+    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
+        """Counts rows, gathers the counts of the node, then divides this rank's part of them."""
+        stream = on or self._compute
+        flat, slots = ids.view(-1), torch.empty_like(ids)
+        self._kernels.count(flat, self._counts, stream)
+        self._communicator.all_gather(self._counts_by_rank, self._counts).wait(stream)
+        stream.launch(self._sum)
+        self._kernels.route_levelled(
+            flat,
+            self._tables,
+            Salt(self._node, layer, step),
+            self._group,
+            slots.view(-1),
+            self._counts,
+            stream,
+        )
+        stream.launch(lambda: self._counters[layer].add_(self._counts))
+        return slots
+
+    def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
+        """Returns the shares that level such a load."""
+        return solve_shares(load, layout.placement, shape)
+
+    def _sum(self) -> None:
+        batches = self._counts_of_batches
+        torch.sum(batches, 0, dtype=torch.int32, out=self._group.total)
+        torch.sum(batches[: self._place], 0, dtype=torch.int32, out=self._group.before)

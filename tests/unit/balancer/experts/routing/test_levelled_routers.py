@@ -1,0 +1,170 @@
+"""Routers that level a batch in the step: each rank by itself, or the ranks of a node together."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.processes.thread_ranks import GroupMember, on_ranks
+from helpers.strategies.hypothesis_examples import few
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.config import BalancerConfig, RoutingRule, ShareMode
+from equipoise.balancer.experts.context import NO_REBALANCING
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares
+from equipoise.hal.errors import EngineError
+from equipoise.hal.levelled_routing import GroupCounts, route_levelled
+from equipoise.hal.routing import RoutingTable, build_table, count_experts
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+
+RANKS, NODES, LAYER = 4, 2, 1
+SHAPE = ExpertShape(layers=2, experts=5, slots=8, ranks=RANKS)
+PLACEMENT = np.array([[0, 1, 2, 3, 4, 0, 1, 2], [4, 0, 0, 1, 1, 2, 3, 4]], dtype=np.int32)
+LAYOUT = Layout(PLACEMENT, even_shares(PLACEMENT, SHAPE.experts))
+BATCH = st.lists(st.integers(-1, SHAPE.experts - 1), max_size=40)
+
+
+def config(shares: ShareMode | None, **changes: object) -> BalancerConfig:
+    cadence = {"window_size": 2, "step_interval": 4, "sub_window": 2, "nodes": NODES}
+    return BalancerConfig(name="level", shares=shares, **(cadence | changes))  # type: ignore[arg-type]
+
+
+def opened(member: GroupMember, config: BalancerConfig) -> ExpertBalancer:
+    rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank, 2)
+    slots = SlotLayout(tuple((Segment("w", row),) for row in rows), staging=0)
+    store = member.accelerator.slot_store(slots)
+    parts = member.accelerator, member.fabric, store, SHAPE, LAYOUT, config
+    return open_balancer(*parts, NO_REBALANCING)
+
+
+def routed(
+    member: GroupMember, batches: list[list[int]], shares: ShareMode
+) -> tuple[list[int], list[int]]:
+    """The slots that this rank picks for its batch, and what it counted."""
+    balancer = opened(member, config(shares))
+    compute, slots = member.accelerator.stream(Role.COMPUTE), []
+    ids = torch.tensor(batches[member.rank], dtype=torch.int32).view(-1, 1)
+    compute.launch(lambda: slots.append(balancer.router.route(LAYER, 0, ids)))
+    compute.synchronize(20.0)
+    counters = balancer.load.counters[LAYER].tolist()
+    balancer.close()
+    return slots[0].view(-1).tolist(), counters
+
+
+def table() -> RoutingTable:
+    placement, shares = (torch.from_numpy(part[LAYER]) for part in (PLACEMENT, LAYOUT.shares))
+    return build_table(placement, shares, SHAPE.experts)
+
+
+def ids_of(batch: list[int]) -> Tensor:
+    return torch.tensor(batch, dtype=torch.int32)
+
+
+@few(15)
+@given(st.lists(BATCH, min_size=RANKS, max_size=RANKS))
+def test_local_router_levels_the_batch_of_each_rank_by_itself(batches: list[list[int]]) -> None:
+    results = on_ranks(RANKS, partial(routed, batches=batches, shares=ShareMode.LOCAL))
+    for rank, (batch, (slots, counters)) in enumerate(zip(batches, results, strict=True)):
+        expected, counts = route_levelled(ids_of(batch), table(), RANKS, rank, LAYER)
+        assert slots == expected.tolist()
+        assert counters == counts.tolist()
+
+
+@few(15)
+@given(st.lists(BATCH, min_size=RANKS, max_size=RANKS))
+def test_node_router_levels_the_batches_of_a_node_together(batches: list[list[int]]) -> None:
+    results = on_ranks(RANKS, partial(routed, batches=batches, shares=ShareMode.NODE))
+    counts = torch.stack([count_experts(ids_of(batch), SHAPE.experts) for batch in batches])
+    for rank, (batch, (slots, counters)) in enumerate(zip(batches, results, strict=True)):
+        node, first = rank // 2, rank // 2 * 2
+        group = GroupCounts(counts[first : first + 2].sum(0).int(), counts[first:rank].sum(0).int())
+        expected, _ = route_levelled(ids_of(batch), table(), RANKS, node, LAYER, group)
+        assert slots == expected.tolist()
+        assert counters == counts[rank].tolist()
+
+
+def routed_alone(member: GroupMember) -> list[int]:
+    """The last rank routes a batch in every layer, and the others none at all."""
+    balancer = opened(member, config(ShareMode.LOCAL))
+    compute, slots = member.accelerator.stream(Role.COMPUTE), []
+    ids = torch.zeros(6, 1, dtype=torch.int32)
+    for layer in range(SHAPE.layers if member.rank == RANKS - 1 else 0):
+        compute.launch(lambda layer=layer: slots.append(balancer.router.route(layer, 0, ids)))
+    compute.synchronize(20.0)
+    balancer.close()
+    return [part.numel() for part in slots]
+
+
+def test_local_router_waits_for_no_rank_that_is_idle() -> None:
+    assert on_ranks(RANKS, routed_alone) == [[], [], [], [6, 6]]
+
+
+def communicators_of(member: GroupMember, shares: ShareMode) -> int:
+    balancer = opened(member, config(shares))
+    number = len(balancer.communicators)
+    balancer.close()
+    return number
+
+
+def test_local_shares_open_no_communicator_of_their_own() -> None:
+    """Only that of the sums of load, as static shares do; node and exact shares have one more."""
+    numbers = {
+        shares: set(on_ranks(RANKS, partial(communicators_of, shares=shares)))
+        for shares in ShareMode
+    }
+    assert numbers == {
+        ShareMode.STATIC: {1},
+        ShareMode.LAGGED: {1},
+        ShareMode.LOCAL: {1},
+        ShareMode.NODE: {2},
+        ShareMode.EXACT: {2},
+    }
+
+
+def one_rank_mode(member: GroupMember, on_device: bool) -> ShareMode | None:
+    """On a single rank, where a patch of the kernels' class disturbs no other."""
+    shape = ExpertShape(layers=1, experts=2, slots=2, ranks=1)
+    placement = np.array([[0, 1]], dtype=np.int32)
+    layout = Layout(placement, even_shares(placement, 2))
+    slots = SlotLayout(tuple((Segment("w", row),) for row in torch.zeros(2, 2)), staging=0)
+    store = member.accelerator.slot_store(slots)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(member.accelerator.kernels), "levels_on_device", on_device)
+        balancer = open_balancer(
+            member.accelerator,
+            member.fabric,
+            store,
+            shape,
+            layout,
+            config(None, nodes=1),
+            NO_REBALANCING,
+        )
+    balancer.close()
+    return balancer.context.config.shares
+
+
+@pytest.mark.parametrize(
+    ("on_device", "mode"), [(True, ShareMode.LOCAL), (False, ShareMode.LAGGED)]
+)
+def test_default_share_mode_is_local_where_the_device_levels(
+    on_device: bool, mode: ShareMode
+) -> None:
+    assert on_ranks(1, partial(one_rank_mode, on_device=on_device)) == [mode]
+
+
+def test_default_share_mode_with_rule_of_another_engine_is_static() -> None:
+    assert config(None, routing_rule=RoutingRule.VLLM_ROW_HASH).shares is ShareMode.STATIC
+
+
+def test_node_shares_refuse_rows_that_ranks_of_two_nodes_share() -> None:
+    def refused(member: GroupMember) -> str:
+        with pytest.raises(EngineError) as error:
+            opened(member, config(ShareMode.NODE, ranks_sharing_rows=4))
+        return str(error.value)
+
+    message = "shares node level the rows of 2 ranks together, but 4 ranks route the same rows"
+    assert on_ranks(RANKS, refused) == [message] * RANKS
