@@ -45,11 +45,12 @@ def balanced_by_us(outcome: Outcome, rebalances: int = modes.REARRANGEMENTS) -> 
     )
 
 
-def test_engine_lagged_shares_keep_tokens_and_move_experts(
+def test_engine_keeps_tokens_and_moves_experts_with_default_settings(
     references: References, run_once: RunOnce
 ) -> None:
+    """Shares are local then: each rank levels its own batch."""
     case = replace(balanced_case(references[MODEL]), asks=("equipoise_placement",))
-    outcome = run_once("ours-lagged", case)
+    outcome = run_once("ours-default", case)
     check_tokens(outcome, references[MODEL])
     balanced_by_us(outcome)
     assert outcome.answers is not None
@@ -60,8 +61,8 @@ def test_engine_lagged_shares_keep_tokens_and_move_experts(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("shares", ["static", "exact"])
-def test_engine_keeps_tokens_with_static_and_exact_shares(
+@pytest.mark.parametrize("shares", ["static", "lagged", "node", "exact"])
+def test_engine_keeps_tokens_with_other_share_modes(
     shares: str, references: References, run_once: RunOnce
 ) -> None:
     outcome = run_once(f"ours-{shares}", balanced_case(references[MODEL], shares=shares))

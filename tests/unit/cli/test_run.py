@@ -200,8 +200,8 @@ def test_run_serves_variants_of_config_file(
     [
         (
             ("--variants", "exact", "fast"),
-            "argument --variants: expected a variant (unbalanced, placement, static, lagged, local, "
-            "node, exact), got 'fast'",
+            "argument --variants: expected a variant (unbalanced, placement, static, lagged, "
+            "local, node, exact), got 'fast'",
         ),
         (
             ("--variants", "placement"),
