@@ -16,8 +16,9 @@ first replicas.
 D - (D >> 2) goes from a to b (a shift rounds down), but neither more than a has, nor, where it is
 negative, more than b has. Half of D would level the two ranks. Half as much again converges in
 about half the sweeps (successive over-relaxation); a rank's load never rises above the larger of
-the two, and the sum of squared loads never rises. There are 8 sweeps, whatever the batch, so that a
-captured graph replays any.
+the two, and the sum of squared loads never rises. There are 8 sweeps for a batch by itself, and 32
+for a group, whatever the rows are, so that a captured graph replays any. What sweeps leave over is
+small beside what a rank cannot level of its own rows, and large beside what a group cannot.
 
 **Rounding.** With d = mix32(e, rank, layer, 0) >> 24 the quotas of e end at floor((C_i + d) / 256),
 where C_i is the sum of the loads up to replica i, and the last one at n. The dither makes ranks and
@@ -44,7 +45,8 @@ from equipoise.hal.routing import RoutingTable, count_experts, mix32
 
 FRACTION_BITS = 8
 """Bits of a row that loads are counted in."""
-LEVELLING_SWEEPS = 8
+SWEEPS_ALONE = 8
+SWEEPS_OF_GROUP = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +84,8 @@ def route_levelled(
         Slots, int32 [n]; the batch's own tokens per expert, int32 [experts].
     """
     counts = count_experts(ids, table.experts)
-    total = counts if group is None else group.total
-    ends = quota_ends(total, table, ranks, rank, layer)
+    total, sweeps = (counts, SWEEPS_ALONE) if group is None else (group.total, SWEEPS_OF_GROUP)
+    ends = quota_ends(total, table, ranks, rank, layer, sweeps)
     before = torch.zeros_like(counts) if group is None else group.before
     seen, slots = before.tolist(), []
     runs = table.start.tolist()
@@ -98,7 +100,9 @@ def route_levelled(
     return torch.tensor(slots, dtype=torch.int32, device=ids.device), counts
 
 
-def quota_ends(counts: Tensor, table: RoutingTable, ranks: int, rank: int, layer: int) -> list[int]:
+def quota_ends(
+    counts: Tensor, table: RoutingTable, ranks: int, rank: int, layer: int, sweeps: int
+) -> list[int]:
     """Where the quota of each entry of the table ends, in rows of its expert.
 
     Args:
@@ -107,9 +111,10 @@ def quota_ends(counts: Tensor, table: RoutingTable, ranks: int, rank: int, layer
         ranks: a divisor of the slots.
         rank: enters the dither.
         layer: the layer's number.
+        sweeps: how many to make before the rounding.
     """
     loads = _Loads(counts.tolist(), table, ranks)
-    loads.level()
+    loads.level(sweeps)
     dither = mix32(torch.arange(table.experts), rank, layer, 0) >> (32 - FRACTION_BITS)
     loads.round(dither.tolist())
     return loads.ends()
@@ -132,9 +137,9 @@ class _Loads:
         self.of_rank = [0] * ranks
         self._sum_up()
 
-    def level(self) -> None:
+    def level(self, sweeps: int) -> None:
         """The sweeps in parts of rows."""
-        for _ in range(LEVELLING_SWEEPS):
+        for _ in range(sweeps):
             for a, b in self._pairs():
                 difference = self._difference(a, b)
                 self._move(a, b, difference - (difference >> 2))

@@ -33,11 +33,10 @@ from equipoise.balancer.experts.recovery import (
     surviving_config,
     surviving_layout,
 )
-from equipoise.balancer.experts.routing.levelled import LocalShareRouter, NodeShareRouter
+from equipoise.balancer.experts.routing.levelled import GroupShareRouter, LocalShareRouter
 from equipoise.balancer.experts.routing.local_first import LocalFirstRouter
 from equipoise.balancer.experts.routing.routers import (
     BlockRoundRobinRouter,
-    ExactShareRouter,
     Router,
     RowHashRouter,
     TableRouter,
@@ -405,7 +404,8 @@ def _router(
     opened: Sequence[Communicator],
 ) -> Router:
     accelerator, tables, counters = context.accelerator, serving_state.tables, load.counters
-    place = context.members.rank_in_group // context.config.ranks_sharing_rows
+    sharing = context.config.ranks_sharing_rows
+    place = context.members.rank_in_group // sharing
     match context.config.routing_rule, context.config.shares:
         case RoutingRule.VLLM_ROW_HASH, _:
             return RowHashRouter(accelerator, tables, counters)
@@ -414,10 +414,10 @@ def _router(
         case _, ShareMode.EXACT:
             if context.config.locality is Locality.PREFER:
                 return LocalFirstRouter(accelerator, opened[-1], tables, counters)
-            return ExactShareRouter(accelerator, opened[-1], tables, place, counters)
+            return GroupShareRouter(accelerator, opened[-1], tables, 0, counters, sharing)
         case _, ShareMode.NODE:
-            node, sharing = context.node, context.config.ranks_sharing_rows
-            return NodeShareRouter(accelerator, opened[-1], tables, node, counters, sharing)
+            node = context.node
+            return GroupShareRouter(accelerator, opened[-1], tables, node, counters, sharing)
         case _, ShareMode.LOCAL:
             return LocalShareRouter(accelerator, tables, place, counters)
     return TableRouter(accelerator, tables, place, counters)

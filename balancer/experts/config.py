@@ -107,7 +107,7 @@ class ShareMode(StrEnum):
     """The ranks of a node level their batches together: one all-gather per layer and step among
     them."""
     EXACT = "exact"
-    """Solved on the counts of all ranks: one all-reduce per layer and step."""
+    """All ranks level their batches together: one all-gather per layer and step."""
 
 
 class Locality(StrEnum):

@@ -11,7 +11,8 @@ namespace equipoise {
 namespace {
 
 constexpr int kFractionBits = 8;
-constexpr int kSweeps = 8;
+constexpr int kSweepsAlone = 8;
+constexpr int kSweepsOfGroup = 32;
 
 // Two replicas of an expert, neighbours on its ring.
 struct Pair {
@@ -54,8 +55,8 @@ class Levelling {
         link_pairs();
     }
 
-    void level() {
-        for (int sweep = 0; sweep < kSweeps; ++sweep)
+    void level(int sweeps) {
+        for (int sweep = 0; sweep < sweeps; ++sweep)
             for (const Pair& pair : pairs_) {
                 const std::int64_t difference = difference_of(pair);
                 // Three quarters: half would level the two ranks, and half as much again converges
@@ -189,7 +190,7 @@ void route_levelled(Ids ids, const RoutingTable& table, std::int32_t ranks, std:
     count_experts(ids, counts);
     const bool grouped = group.total.size > 0;
     Levelling levelling(grouped ? group.total : Ids{counts.data, counts.size}, table, ranks);
-    levelling.level();
+    levelling.level(grouped ? kSweepsOfGroup : kSweepsAlone);
     levelling.round(seed);
     Cursors cursors(table, levelling);
     if (grouped) cursors.skip(group.before);

@@ -1,4 +1,4 @@
-"""Routers that level each batch in the step: by itself, or with those of the ranks of a node.
+"""Routers that level each batch in the step: by itself, or with those of other ranks.
 
 A batch is divided so that every rank gets as many of its rows (`equipoise.hal.levelled_routing`).
 If every rank does that, the sum is level too, whatever the batches look like; ranks without rows do
@@ -57,20 +57,21 @@ class LocalShareRouter:
         return solve_shares(load, layout.placement, shape)
 
 
-class NodeShareRouter:
-    """Levels the batches of a node's ranks together: they gather their counts for each layer.
+class GroupShareRouter:
+    """Levels the batches of several ranks together: they gather their counts for each layer.
 
     Every rank divides the same sum in the same way; its own rows are those after the rows of the
-    ranks before it.
+    ranks before it. So the rows that a replica gets are those of its quota, and no rank rounds by
+    itself.
 
     Args:
         accelerator: its kernels and compute stream are used.
-        communicator: of the ranks of the node, in their order; used by this router only.
+        communicator: of the ranks of the group, in their order; used by this router only.
         tables: the installed tables; their shares are not read.
-        node: this node's number; enters the rounding.
+        group: this group's number, the node's or 0; enters the rounding.
         counters: int32 [layers, experts], to which every batch is added.
         ranks_sharing_rows: number of neighbouring ranks that route the same rows, a divisor of the
-            node's ranks: their rows are counted once.
+            group's ranks: their rows are counted once.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class NodeShareRouter:
         accelerator: Accelerator,
         communicator: Communicator,
         tables: Tables,
-        node: int,
+        group: int,
         counters: Tensor,
         ranks_sharing_rows: int = 1,
     ) -> None:
@@ -86,17 +87,17 @@ class NodeShareRouter:
         self._compute = accelerator.stream(Role.COMPUTE)
         self._communicator = communicator
         self._tables = tables
-        self._node = node
+        self._number = group
         self._counters = counters
         self._counts = scratch(counters[0])
-        self._group = GroupCounts(scratch(counters[0]), scratch(counters[0]))
+        self._sums = GroupCounts(scratch(counters[0]), scratch(counters[0]))
         gathered = torch.zeros(communicator.size, tables.experts, dtype=torch.int32)
         self._counts_by_rank = gathered.to(counters.device)
         self._counts_of_batches = self._counts_by_rank[::ranks_sharing_rows]
         self._place = communicator.rank // ranks_sharing_rows
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
-        """Counts rows, gathers the counts of the node, then divides this rank's part of them."""
+        """Counts rows, gathers the counts of the group, then divides this rank's part of them."""
         stream = on or self._compute
         flat, slots = ids.view(-1), torch.empty_like(ids)
         self._kernels.count(flat, self._counts, stream)
@@ -105,8 +106,8 @@ class NodeShareRouter:
         self._kernels.route_levelled(
             flat,
             self._tables,
-            Salt(self._node, layer, step),
-            self._group,
+            Salt(self._number, layer, step),
+            self._sums,
             slots.view(-1),
             self._counts,
             stream,
@@ -120,5 +121,5 @@ class NodeShareRouter:
 
     def _sum(self) -> None:
         batches = self._counts_of_batches
-        torch.sum(batches, 0, dtype=torch.int32, out=self._group.total)
-        torch.sum(batches[: self._place], 0, dtype=torch.int32, out=self._group.before)
+        torch.sum(batches, 0, dtype=torch.int32, out=self._sums.total)
+        torch.sum(batches[: self._place], 0, dtype=torch.int32, out=self._sums.before)

@@ -144,7 +144,7 @@ def _dither(like: Tensor, rank: int, layer: int) -> Tensor:
 
 
 class LocalFirstRouter:
-    """Like `ExactShareRouter`, but gathers the counts of all ranks instead of summing them.
+    """Divides the rows of all ranks by solved shares, a rank's own replicas first.
 
     Args:
         accelerator: provides the kernels and the compute stream.

@@ -15,10 +15,8 @@ from equipoise.balancer.experts.placement import (
     Load,
     Shares,
     even_shares,
-    solve_shares,
 )
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Role, Stream
@@ -78,60 +76,6 @@ class TableRouter:
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Returns the installed shares."""
         return layout.shares
-
-
-class ExactShareRouter:
-    """Routes by shares solved for each batch: one all-reduce of counts per layer and step.
-
-    Args:
-        accelerator: its kernels and compute stream are used.
-        communicator: used for nothing else.
-        tables: the installed tables; their shares are not read.
-        rank: enters the hash; ranks that route the same rows have the same.
-        counters: int32 [layers, experts], to which every batch is added.
-    """
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        communicator: Communicator,
-        tables: Tables,
-        rank: int,
-        counters: Tensor,
-    ) -> None:
-        self._kernels = accelerator.kernels
-        self._compute = accelerator.stream(Role.COMPUTE)
-        self._communicator = communicator
-        self._tables = tables
-        self._rank = rank
-        self._counters = counters
-        self._local = scratch(counters[0])
-        self._total = scratch(counters[0], torch.int64)
-        self._cumulative = scratch(tables.cumulative[0, 0])
-
-    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
-        """Counts rows, sums over ranks, solves shares, then apportions this rank's rows."""
-        stream = on or self._compute
-        flat, slots = ids.view(-1), torch.empty_like(ids)
-        self._kernels.count(flat, self._local, stream)
-        stream.launch(lambda: self._total.copy_(self._local))
-        self._communicator.all_reduce(self._total).wait(stream)
-        self._kernels.solve_shares(self._total, self._tables, layer, self._cumulative, stream)
-        self._kernels.route_apportioned(
-            flat,
-            self._tables,
-            self._cumulative,
-            Salt(self._rank, layer, step),
-            slots.view(-1),
-            self._local,
-            stream,
-        )
-        stream.launch(lambda: self._counters[layer].add_(self._local))
-        return slots
-
-    def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
-        """Returns the shares solved for the load itself."""
-        return solve_shares(load, layout.placement, shape)
 
 
 def scratch(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

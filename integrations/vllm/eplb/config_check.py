@@ -59,8 +59,8 @@ def communicator_errors(device: str, settings: EplbSettings) -> list[str]:
         ]
     if settings.shares in COLLECTIVE_SHARES and settings.communicator != supported[0]:
         return [
-            f"shares {settings.shares} sums the rows of a layer on the device, which communicator "
-            f"{settings.communicator} cannot: use {supported[0]}, or shares local"
+            f"shares {settings.shares} gather the counts of a layer on the device, which "
+            f"communicator {settings.communicator} cannot: use {supported[0]}, or shares local"
         ]
     return []
 

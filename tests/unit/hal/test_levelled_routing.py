@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal import levelled_routing, routing
-from equipoise.hal.levelled_routing import GroupCounts, quota_ends, route_levelled
+from equipoise.hal.levelled_routing import (
+    SWEEPS_ALONE,
+    GroupCounts,
+    quota_ends,
+    route_levelled,
+)
 
 UNHURRIED = settings(deadline=None)
 RANK, LAYER = 3, 1
@@ -109,7 +114,8 @@ def test_levelled_expert_with_one_replica_sends_all_rows_there(total: int) -> No
 def test_levelled_group_divides_its_sum_as_one_batch(
     layout: tuple[list[int], int], data: st.DataObject
 ) -> None:
-    """What the members get, one after the other, is what one rank with all rows gets."""
+    """What the members get, one after the other, is what one rank with all rows gets that makes as
+    many sweeps."""
     placement, ranks = layout
     table, experts = table_of(placement), max(placement) + 1
     members = [
@@ -129,15 +135,19 @@ def test_levelled_group_divides_its_sum_as_one_batch(
         )[0]
         for number, ids in enumerate(members)
     ]
-    assert torch.cat(slots).tolist() == (
-        route_levelled(torch.cat(members), table, ranks, RANK, LAYER)[0].tolist()
-    )
+    alone = GroupCounts(total, torch.zeros_like(total))
+    expected, _ = route_levelled(torch.cat(members), table, ranks, RANK, LAYER, alone)
+    assert torch.cat(slots).tolist() == expected.tolist()
 
 
 def test_levelled_quotas_of_ranks_and_layers_round_differently() -> None:
     """Seven rows over two replicas: three and four, or four and three."""
     table, counts = table_of([0, 0]), torch.tensor([7])
-    first = {quota_ends(counts, table, 2, rank, layer)[0] for rank in range(8) for layer in (0, 1)}
+    first = {
+        quota_ends(counts, table, 2, rank, layer, SWEEPS_ALONE)[0]
+        for rank in range(8)
+        for layer in (0, 1)
+    }
     assert first == {3, 4}
 
 
@@ -160,8 +170,8 @@ def test_levelling_sweeps_suffice_at_the_size_of_a_real_layer(
     ids = ids_of(counts.tolist())
 
     def largest(sweeps: int) -> int:
-        monkeypatch.setattr(levelled_routing, "LEVELLING_SWEEPS", sweeps)
+        monkeypatch.setattr(levelled_routing, "SWEEPS_ALONE", sweeps)
         slots, _ = route_levelled(ids, table_of(placement), ranks, RANK, LAYER)
         return max(rank_rows(slots, placement, ranks))
 
-    assert largest(8) <= largest(200) + 1 < largest(0)
+    assert largest(SWEEPS_ALONE) <= largest(200) + 1 < largest(0)
