@@ -10,8 +10,7 @@ fourth brings another domain. A plan is made on one window and judged on it (`pl
 one (`next`, in steady windows and where the domain switches), on batches of the next one with the
 plan's shares (`iter`), and on the same batches with shares solved on their own counts (`exact`):
 the optimum of the linear program, of rows that can be divided. Of `connected` it also says what the
-engine makes of them (`routed`): so many sweeps of its solver, and whole rows, cut by each rank for
-its own 1,024. `moved` is copies that their rank did not hold, as part of all slots. Times are CPU
+engine makes of them (`routed`): so many sweeps of its kernel, and whole rows, 1,024 a rank. `moved` is copies that their rank did not hold, as part of all slots. Times are CPU
 seconds of one thread, medians of interleaved pairs over all seeds, as ratios to greedy: the faster
 of the fixed baseline and the shipped one, whose plans are equal.
 Beside it: how far shares are from the optimum of the linear program, and what moves when a load is
@@ -39,7 +38,6 @@ from report import show
 from equipoise import _native
 from equipoise.balancer.experts import Plan, plan
 from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Placement, even_shares
-from equipoise.hal.routing import SWEEPS
 
 WINDOWS, BATCHES = 13, 2
 """Windows of a trial, and batches of each."""
@@ -269,12 +267,11 @@ def with_solved_shares(load: Counts, layout: Layout, ranks: int) -> Layout:
     return Layout(new_plan.placement, new_plan.shares)
 
 
-def routed_imbalance(load: Counts, layout: Layout, ranks: int, seed: int) -> Floats:
-    """(layers,): the imbalance of a batch as the engine routes it with exact shares.
+def routed_imbalance(load: Counts, layout: Layout, ranks: int) -> Floats:
+    """(layers,): the imbalance of a batch as the engine routes it with exact shares, in whole rows.
 
-    The rows are dealt to the ranks at random, and each cuts its own into whole ones.
+    All ranks divide their rows as one batch, so it does not matter which rank has which.
     """
-    rng = np.random.default_rng(seed)
     experts = load.shape[1]
     imbalances = np.empty(load.shape[0])
     for layer, (counts, placement) in enumerate(zip(load, layout.placement, strict=True)):
@@ -282,13 +279,12 @@ def routed_imbalance(load: Counts, layout: Layout, ranks: int, seed: int) -> Flo
         start, replicas, sums = (np.empty(n, np.int32) for n in (experts + 1, slots, slots))
         even_split = even_shares(placement[None], experts)[0]
         _native.build_table(placement, even_split, experts, start, replicas, sums)
-        _native.solve_cumulative(counts, start, replicas, ranks, SWEEPS, sums)
-        rows = rng.permutation(np.repeat(np.arange(experts, dtype=np.int32), counts))
-        slot_rows = np.zeros(slots, dtype=np.int64)
-        for rank, own in enumerate(np.array_split(rows, ranks)):
-            slot_ids, row_counts = np.empty_like(own), np.empty(experts, np.int32)
-            _native.route_apportioned(own, start, replicas, sums, rank, layer, slot_ids, row_counts)
-            slot_rows += np.bincount(slot_ids, minlength=slots)
+        rows = np.repeat(np.arange(experts, dtype=np.int32), counts)
+        slot_ids, row_counts = np.empty_like(rows), np.empty(experts, np.int32)
+        total, before = counts.astype(np.int32), np.zeros(experts, np.int32)
+        batch = rows, start, replicas, ranks, 0, layer, slot_ids, row_counts
+        _native.route_levelled(*batch, total, before)
+        slot_rows = np.bincount(slot_ids, minlength=slots)
         by_rank = slot_rows.reshape(ranks, -1).sum(axis=1)
         imbalances[layer] = by_rank.max() / by_rank.mean() - 1
     return imbalances
@@ -299,13 +295,13 @@ def as_routed(shape: Shape, trials: Sequence[Trial]) -> float | None:
     if shape.ranks > MAX_RANKS:
         return None
     imbalances = []
-    for number, trial in enumerate(trials):
+    for trial in trials:
         for at in range(1, len(trial.loads) - 1):
             if trial.switched[at + 1]:
                 continue
             layout = _ours(shape, "connected", trial.loads[at], None)
             for batch in trial.batches[at + 1]:
-                imbalances.append(routed_imbalance(batch, layout, shape.ranks, number).mean())
+                imbalances.append(routed_imbalance(batch, layout, shape.ranks).mean())
     return float(np.mean(imbalances))
 
 

@@ -189,7 +189,7 @@ MAIN_JOB = Section(
     "python benchmarks/run.py",
     "`equipoise run` with its defaults, 4 ranks.",
     bars=(
-        Bar("imbalance without balancing over that with `exact` shares (32 + 8 slots)",
+        Bar("imbalance without balancing over that with `local` shares (32 + 8 slots)",
             "times_smaller", at_least=4, form=".1f"),
         Bar("imbalance with `static` shares", "imbalance_static", form=".4f"),
         Bar("imbalance with `lagged` shares", "imbalance_lagged", form=".4f"),
@@ -235,8 +235,8 @@ PLACEMENT = Section(
             "program, rows divided", "exact_32", at_most=0.01, form=".4f"),
         Bar("the same, 64 ranks, 320 slots", "exact_64", at_most=0.02, form=".4f"),
         Bar("the same, 128 ranks, 61 x 384, 512 slots", "exact_128", at_most=0.035, form=".4f"),
-        Bar("imbalance of a batch with exact shares as the engine routes it (32 sweeps, whole rows "
-            "of 1,024 a rank), `connected`, 32 ranks", "routed_32", at_most=0.01, form=".4f"),
+        Bar("imbalance of a batch with exact shares as the engine routes it, in whole rows "
+            "(1,024 a rank), `connected`, 32 ranks", "routed_32", at_most=0.01, form=".4f"),
         Bar("the same, 64 ranks, 320 slots", "routed_64", at_most=0.02, form=".4f"),
         Bar("the same, 128 ranks, 61 x 384, 512 slots", "routed_128", at_most=0.035,
             form=".4f"),

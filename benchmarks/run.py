@@ -35,7 +35,8 @@ VARIANTS = {
     "unbalanced": "no balancing: 32 slots",
     "static": "32 + 8 slots, `static` shares",
     "lagged": "32 + 8 slots, `lagged` shares",
-    "exact": "32 + 8 slots, `exact` shares (default)",
+    "local": "32 + 8 slots, `local` shares (default)",
+    "exact": "32 + 8 slots, `exact` shares",
 }
 KINDS, UNSEEN = ("python", "chinese", "tables"), "english"
 TRAFFIC = {

@@ -75,7 +75,7 @@ class LevelsPerBlock(AnyKernels):
         counts: Tensor,
         stream: Stream,
     ) -> None:
-        for some, out in zip(ids.split(BLOCK), slots.split(BLOCK), strict=True):
+        for some, out in zip(torch.split(ids, BLOCK), torch.split(slots, BLOCK), strict=True):
             super().route_levelled(some, tables, salt, group, out, counts, stream)
         self.count(ids, counts, stream)
 

@@ -21,8 +21,8 @@ RANK, LAYER = 3, 1
 def table_of(placement: list[int]) -> routing.RoutingTable:
     """With shares that all go to the first replica: they must not matter."""
     shares = [65536 * (placement.index(expert) == slot) for slot, expert in enumerate(placement)]
-    parts = (torch.tensor(numbers, dtype=torch.int32) for numbers in (placement, shares))
-    return routing.build_table(*parts, max(placement) + 1)
+    first, second = (torch.tensor(part, dtype=torch.int32) for part in (placement, shares))
+    return routing.build_table(first, second, max(placement) + 1)
 
 
 def ids_of(counts: list[int]) -> Tensor:

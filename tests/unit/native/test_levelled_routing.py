@@ -22,8 +22,8 @@ def layouts(draw: st.DrawFn) -> tuple[routing.RoutingTable, int]:
     extra = draw(st.lists(st.integers(0, experts - 1), min_size=spare, max_size=spare))
     placement = draw(st.permutations([*range(experts), *extra]))
     shares = [65536 * (placement.index(expert) == slot) for slot, expert in enumerate(placement)]
-    parts = (torch.tensor(numbers, dtype=torch.int32) for numbers in (placement, shares))
-    return routing.build_table(*parts, experts), ranks
+    first, second = (torch.tensor(part, dtype=torch.int32) for part in (placement, shares))
+    return routing.build_table(first, second, experts), ranks
 
 
 @UNHURRIED

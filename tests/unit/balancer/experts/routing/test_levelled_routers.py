@@ -92,8 +92,12 @@ def routed_alone(member: GroupMember) -> list[int]:
     balancer = opened(member, config(ShareMode.LOCAL))
     compute, slots = member.accelerator.stream(Role.COMPUTE), []
     ids = torch.zeros(6, 1, dtype=torch.int32)
+
+    def route(layer: int) -> None:
+        slots.append(balancer.router.route(layer, 0, ids))
+
     for layer in range(SHAPE.layers if member.rank == RANKS - 1 else 0):
-        compute.launch(lambda layer=layer: slots.append(balancer.router.route(layer, 0, ids)))
+        compute.launch(partial(route, layer))
     compute.synchronize(20.0)
     balancer.close()
     return [part.numel() for part in slots]
