@@ -11,13 +11,13 @@ from torch import Tensor
 
 from equipoise.backends.ascend import routing_ops
 from equipoise.backends.ascend.hashing import device_checksum
+from equipoise.backends.ascend.host_functions import HostShareSolver
 from equipoise.backends.ascend.lookup_tables import (
     BatchIndices,
     ReplicaTables,
     replica_tables_of,
     slots_by_position,
 )
-from equipoise.backends.ascend.share_solver import HostShareSolver
 from equipoise.backends.devices.memory import copy, pack_table_update, record_stream_use
 from equipoise.backends.devices.stream import own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
