@@ -26,8 +26,8 @@ def _missing_event_wait(patch: Patch) -> None:
 
 
 def _early_pinned_read(patch: Patch) -> None:
-    # The copies that fill what the solver reads are still on their way.
-    patch(host_functions.SolveJob, "enqueue", lambda self: self.solve())
+    # The copies that fill what the function reads are still on their way.
+    patch(host_functions.HostJob, "enqueue", lambda self: self.run())
 
 
 def _pinned_overwrite(patch: Patch) -> None:
