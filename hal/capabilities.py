@@ -32,6 +32,8 @@ class Capabilities:
         graph_capture: `graph()` works.
         pinned_memory: `pinned()` returns page-locked memory, not merely host memory.
         slot_formats: formats that the slot store copies as bytes.
+        levelled_routing_on_device: `route_levelled` is a kernel of the device; false: its values
+            are the same, but the host computes each pass, and the stream waits for it.
     """
 
     streams: int = 1
@@ -40,6 +42,7 @@ class Capabilities:
     graph_capture: bool = False
     pinned_memory: bool = False
     slot_formats: frozenset[SlotFormat] = frozenset({SlotFormat.STRIDED})
+    levelled_routing_on_device: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,7 @@ class CudaBackend:
             copy_independent_of_launch=locks and not cuda_runtime.shared_queues(),
             graph_capture=True,
             pinned_memory=True,
+            levelled_routing_on_device=True,
         )
 
     def probe(self) -> Probe:

@@ -76,6 +76,7 @@ ALL_CAPABILITIES = Capabilities(
     graph_capture=True,
     pinned_memory=True,
     slot_formats=frozenset(SlotFormat),
+    levelled_routing_on_device=True,
 )
 """All that an accelerator can declare."""
 

@@ -18,7 +18,13 @@ def undeclared_in_contract(name: str) -> set[str]:
 
 def test_cpu_undeclared_capabilities_match_contract() -> None:
     capabilities = BACKEND.capabilities
-    flags = ("stream_lock", "copy_independent_of_launch", "graph_capture", "pinned_memory")
+    flags = (
+        "stream_lock",
+        "copy_independent_of_launch",
+        "graph_capture",
+        "pinned_memory",
+        "levelled_routing_on_device",
+    )
     assert {flag for flag in flags if not getattr(capabilities, flag)} == {"pinned_memory"}
     assert capabilities.slot_formats == {SlotFormat.STRIDED}
     assert undeclared_in_contract("cpu") == {"pinned_memory"}

@@ -74,6 +74,7 @@ def test_stream_lock_undeclared_without_cuda_bindings(
     assert not BACKEND.capabilities.stream_lock
     assert not BACKEND.capabilities.copy_independent_of_launch
     assert BACKEND.capabilities.graph_capture
+    assert BACKEND.capabilities.levelled_routing_on_device
 
 
 def test_stream_lock_declared_with_cuda_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
