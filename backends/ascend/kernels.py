@@ -1,4 +1,4 @@
-"""The small kernels as operators of the device, and the share solver on the host's side of it.
+"""The small kernels as operators of the device; share solver and levelled routing on the host.
 
 Made of torch's operators. A Triton-Ascend kernel may replace any function of `routing`, since its
 values are defined bit for bit (clause G4).
@@ -11,22 +11,24 @@ from torch import Tensor
 
 from equipoise.backends.ascend import routing_ops
 from equipoise.backends.ascend.hashing import device_checksum
+from equipoise.backends.ascend.host_functions import HostJobs, RouteLevelled, SolveShares
 from equipoise.backends.ascend.lookup_tables import (
     BatchIndices,
     ReplicaTables,
     replica_tables_of,
     slots_by_position,
 )
-from equipoise.backends.ascend.share_solver import HostShareSolver
 from equipoise.backends.devices.memory import copy, pack_table_update, record_stream_use
 from equipoise.backends.devices.stream import own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing import window_begin
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
+    check_group,
     check_routing,
     check_rule,
     check_shares,
@@ -38,8 +40,10 @@ from equipoise.hal.support.validation import (
 class AscendKernels:
     """Launches on the stream that they are given, on tensors of its device."""
 
+    levels_on_device = False
+
     def __init__(self) -> None:
-        self._solver = HostShareSolver()
+        self._jobs = HostJobs()
         self._indices = BatchIndices()
 
     def warm(self, tables: Tables, stream: Stream) -> None:
@@ -93,6 +97,38 @@ class AscendKernels:
             table = routing_ops.live_table(tables, salt.layer)
             routing_ops.count_experts(ids, counts)
             copy(slots, routing_ops.route_apportioned(ids, table, cumulative, counts, salt))
+
+        stream.launch(program)
+
+    def route_levelled(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        salt: Salt,
+        group: GroupCounts | None,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route so that the batch is level, by a function of the host that the stream calls."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_group(group, tables)
+        on, count = own_stream(stream), ids.numel()
+        sizes = tables.experts, tables.slots, tables.ranks
+        function = RouteLevelled.of_batch(count, *sizes, grouped=group is not None)
+
+        def program() -> None:
+            record_stream_use(stream, ids, slots, counts)
+            table = routing_ops.live_table(tables, salt.layer)
+            routing_ops.count_experts(ids, counts)
+            summed = () if group is None else (group.total, group.before)
+            record_stream_use(stream, *summed)
+            numbers = [ids.new_full((1,), number) for number in (count, salt.rank, salt.layer)]
+            inputs = torch.cat([*numbers, table.start, table.replicas, *summed, ids])
+            job = self._jobs.job(on, function)
+            copy(job.inputs[: inputs.numel()], inputs)
+            job.enqueue()
+            copy(slots, job.result[:count])
 
         stream.launch(program)
 
@@ -157,12 +193,13 @@ class AscendKernels:
         """Water-filling on one layer's counts, by a function of the host that the stream calls."""
         check_solve_shares(counts, tables, layer, cumulative)
         on = own_stream(stream)
+        function = SolveShares(tables.experts, tables.slots, tables.ranks)
 
         def program() -> None:
             record_stream_use(stream, counts, cumulative)
             table = routing_ops.live_table(tables, layer)
             inputs = torch.cat([counts.long(), table.start.long(), table.replicas.long()])
-            job = self._solver.job(on, table.experts, table.slots, tables.ranks)
+            job = self._jobs.job(on, function)
             copy(job.inputs, inputs)
             job.enqueue()
             shares = torch.empty_like(cumulative)

@@ -40,6 +40,7 @@ def test_declared_capabilities_match_device(npu: AscendAccelerator) -> None:
     assert capabilities.pinned_memory
     assert npu.pinned(3).is_pinned()
     assert capabilities.slot_formats == frozenset(SlotFormat)
+    assert not npu.kernels.levels_on_device
 
 
 def test_stream_lock_unsupported_without_value_wait(

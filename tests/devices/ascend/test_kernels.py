@@ -1,4 +1,4 @@
-"""Kernels of the NPU against the reference: clauses D4, G1 to G6."""
+"""Kernels of the NPU against the reference: clauses D4, G1 to G6, G13."""
 
 from typing import Any
 
@@ -11,11 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.backends.ascend import BACKEND, hashing, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
+from equipoise.backends.ascend.host_functions import MIN_CAPACITY
 from equipoise.backends.ascend.lookup_tables import replica_tables_of
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import KernelError, StreamFailed, StreamTimeout
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts, route_levelled
 from equipoise.hal.routing import (
     RoutingTable,
     build_table,
@@ -33,6 +35,8 @@ BRIEF = 0.05
 EXPERTS, SLOTS, RANKS, LAYERS = 5, 8, 2, 2
 ANY_SHARES = st.lists(st.integers(0, 65536), min_size=SLOTS, max_size=SLOTS)
 ANY_IDS = st.lists(st.integers(-2, EXPERTS + 1), max_size=80)
+ANY_GROUP = st.none() | st.lists(st.integers(0, 99), min_size=2 * EXPERTS, max_size=2 * EXPERTS)
+"""Counts of the ranks before, then of those after; or no group."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,14 @@ def table(weights: list[int]) -> RoutingTable:
             shares[slot] = weights[slot] // len(slots)
         shares[slots[0]] = 65536 - int(shares[slots].sum())
     return build_table(placement, shares, EXPERTS)
+
+
+def shares_at_first_replicas(placement: Tensor) -> Tensor:
+    """For tables whose shares are not read."""
+    shares = torch.zeros(SLOTS, dtype=torch.int32)
+    for expert in range(EXPERTS):
+        shares[int((placement == expert).nonzero()[0])] = 65536
+    return shares
 
 
 def update(layer: int, rows: RoutingTable) -> TableUpdate:
@@ -131,6 +143,33 @@ def test_solve_shares_equals_the_reference_on_any_stream(
     npu.kernels.solve_shares(on(npu, torch.tensor(load)), live, 0, out, stream)
     stream.synchronize(SOON)
     assert out.tolist() == solve_cumulative(torch.tensor(load), routing, RANKS).tolist()
+
+
+@settings(max_examples=20)
+@given(ANY_IDS, st.sampled_from((1, 40)), ANY_GROUP, st.integers(0, 3), st.booleans())
+def test_route_levelled_equals_the_reference_on_any_stream(
+    open_npu: AscendAccelerator,
+    drawn_ids: list[int],
+    repeat: int,
+    others: list[int] | None,
+    rank: int,
+    other: bool,
+) -> None:
+    """Forty times a batch takes memory of other sizes, which examples share."""
+    npu, stream = open_npu, open_npu.stream(Role.AUX if other else Role.COMPUTE)
+    routing, ids, live = table([0] * SLOTS), torch.tensor(drawn_ids * repeat).int(), fresh(npu)
+    npu.kernels.commit_tables(update(1, routing), live, stream)
+    group = here = None
+    if others is not None:
+        before, after = torch.tensor(others, dtype=torch.int32).split(EXPERTS)
+        group = GroupCounts(before + count_experts(ids, EXPERTS) + after, before)
+        here = GroupCounts(on(npu, group.total), on(npu, group.before))
+    slots, counts = outputs(npu, ids.numel())
+    npu.kernels.route_levelled(on(npu, ids), live, Salt(rank, 1, 0), here, slots, counts, stream)
+    stream.synchronize(SOON)
+    expected = route_levelled(ids, routing, RANKS, rank, 1, group)
+    assert slots.tolist() == expected[0].tolist()
+    assert counts.tolist() == expected[1].tolist()
 
 
 @settings(max_examples=20)
@@ -246,11 +285,12 @@ def launch_all(npu: AscendAccelerator, stream: DeviceStream, live: Tables) -> di
     load, shares = on(npu, torch.arange(EXPERTS)), on(npu, torch.zeros(SLOTS, dtype=torch.int32))
     total = on(npu, torch.zeros(1, dtype=torch.int64))
     rule = RowHash(2, on(npu, torch.tensor([3], dtype=torch.int32)))
-    ruled, turned = outputs(npu, 16), outputs(npu, 16)
+    ruled, turned, levelled = outputs(npu, 16), outputs(npu, 16), outputs(npu, 16)
     npu.kernels.solve_shares(load, live, 0, shares, stream)
     npu.kernels.route_apportioned(ids, live, shares, Salt(0, 0, 0), slots, counts, stream)
     npu.kernels.route_by_rule(rule, ids, live, 0, *ruled, stream)
     npu.kernels.route_by_rule(BlockTurns(1), ids, live, 0, *turned, stream)
+    npu.kernels.route_levelled(ids, live, Salt(0, 0, 0), None, *levelled, stream)
     npu.kernels.checksum(slots, total, stream)
     results: dict[object, Tensor] = {
         "shares": shares,
@@ -258,7 +298,7 @@ def launch_all(npu: AscendAccelerator, stream: DeviceStream, live: Tables) -> di
         "counts": counts,
         "total": total,
     }
-    return results | dict(enumerate((*ruled, *turned)))
+    return results | dict(enumerate((*ruled, *turned, *levelled)))
 
 
 def test_kernels_never_block_host_and_can_be_captured(npu: AscendAccelerator) -> None:
@@ -296,14 +336,45 @@ def test_captured_solve_shares_reads_load_at_replay(npu: AscendAccelerator) -> N
         assert out.tolist() == solve_cumulative(rows, routing, RANKS).tolist()
 
 
+def test_captured_route_levelled_follows_ids_and_commits(npu: AscendAccelerator) -> None:
+    stream, live, graph = npu.stream(Role.COMPUTE), fresh(npu), npu.graph()
+    forwards = torch.arange(SLOTS, dtype=torch.int32) % EXPERTS
+    tables = [
+        build_table(placement, shares_at_first_replicas(placement), EXPERTS)
+        for placement in (forwards, forwards.flip(0))
+    ]
+    ids, out = on(npu, torch.zeros(9).int()), outputs(npu, 9)
+    npu.kernels.commit_tables(update(1, tables[0]), live, stream)
+    graph.capture(
+        stream, lambda: npu.kernels.route_levelled(ids, live, Salt(2, 1, 0), None, *out, stream)
+    )
+    for step in range(4):
+        batch = (torch.arange(9) * (step + 1) % (EXPERTS + 1)).int()
+        ids.copy_(batch)
+        npu_runtime.npu().current_stream().synchronize()
+        npu.kernels.commit_tables(update(1, tables[step % 2]), live, stream)
+        graph.replay(stream)
+        stream.synchronize(SOON)
+        expected = route_levelled(batch, tables[step % 2], RANKS, 2, 1)
+        assert [part.tolist() for part in out] == [part.tolist() for part in expected]
+
+
+@pytest.fixture
+def callbacks(npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The argument of each callback that torch_npu was given, all of which it keeps."""
+    arguments, real = list[object](), npu_runtime.npu()._launch_host_func
+    monkeypatch.setattr(
+        npu_runtime.npu(),
+        "_launch_host_func",
+        lambda *args: (arguments.append(args[2]), real(*args)),
+    )
+    return arguments
+
+
 def test_captured_solve_shares_has_own_memory(
-    npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
+    npu: AscendAccelerator, callbacks: list[object]
 ) -> None:
     """A graph may be replayed on any stream, beside what others solve."""
-    jobs, real = list[object](), npu_runtime.npu()._launch_host_func
-    monkeypatch.setattr(
-        npu_runtime.npu(), "_launch_host_func", lambda *args: (jobs.append(args[2]), real(*args))
-    )
     stream, live = npu.stream(Role.COMPUTE), fresh(npu)
     npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
     load, out = on(npu, torch.ones(EXPERTS).long()), on(npu, torch.zeros(SLOTS).int())
@@ -311,7 +382,7 @@ def test_captured_solve_shares_has_own_memory(
     for graph in (npu.graph(), npu.graph()):
         graph.capture(stream, lambda: npu.kernels.solve_shares(load, live, 0, out, stream))
     stream.synchronize(SOON)
-    assert len(set(map(id, jobs))) == 3
+    assert len(set(map(id, callbacks))) == 3
 
 
 def test_solve_shares_error_fails_its_stream(npu: AscendAccelerator) -> None:
@@ -327,20 +398,61 @@ def test_solve_shares_error_fails_its_stream(npu: AscendAccelerator) -> None:
     assert isinstance(error.value.__cause__, ValueError)
 
 
+def test_route_levelled_error_fails_its_stream(npu: AscendAccelerator) -> None:
+    """The first expert has no slot. What was launched after it still finds slots that exist."""
+    stream, live, ids = npu.stream(Role.COMPUTE), fresh(npu), on(npu, torch.arange(4).int())
+    npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
+    malformed = update(0, table([9] * SLOTS))
+    malformed.start[0, 1] = 0
+    slots, counts = outputs(npu, 4)
+    npu.kernels.route_levelled(ids, live, Salt(0, 0, 0), None, slots, counts, stream)
+    npu.kernels.commit_tables(malformed, live, stream)
+    npu.kernels.route_levelled(ids, live, Salt(0, 0, 0), None, slots, counts, stream)
+    with pytest.raises(StreamFailed) as error:
+        stream.synchronize(SOON)
+    assert isinstance(error.value.__cause__, ValueError)
+    assert slots.tolist() == [0] * 4
+
+
 def test_solve_shares_launches_host_callback_once(
-    npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
+    npu: AscendAccelerator, callbacks: list[object]
 ) -> None:
     """torch_npu keeps what it needs of a launched callback for ever."""
-    launched, real = list[object](), npu_runtime.npu()._launch_host_func
-    monkeypatch.setattr(
-        npu_runtime.npu(),
-        "_launch_host_func",
-        lambda *args: (launched.append(args), real(*args)),
-    )
     stream, live = npu.stream(Role.COMPUTE), fresh(npu)
     npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
     load, out = on(npu, torch.ones(EXPERTS).long()), on(npu, torch.zeros(SLOTS).int())
     for _ in range(5):
         npu.kernels.solve_shares(load, live, 0, out, stream)
     stream.synchronize(SOON)
-    assert len(launched) == 1
+    assert len(callbacks) == 1
+
+
+def test_route_levelled_batches_of_many_sizes_share_callbacks(
+    npu: AscendAccelerator, callbacks: list[object]
+) -> None:
+    """None waits for the one before, and a small batch comes after a large one."""
+    stream, live, routing = npu.stream(Role.COMPUTE), fresh(npu), table([9] * SLOTS)
+    npu.kernels.commit_tables(update(0, routing), live, stream)
+    sizes = (MIN_CAPACITY + 1, 2 * MIN_CAPACITY, MIN_CAPACITY, 7, 0, MIN_CAPACITY - 1)
+    batches = [torch.arange(size).int() % (EXPERTS + 1) for size in sizes]
+    outs = [outputs(npu, size) for size in sizes]
+    for batch, out in zip(batches, outs, strict=True):
+        ids = on(npu, batch)
+        npu.kernels.route_levelled(ids, live, Salt(0, 0, 0), None, *out, stream)
+    stream.synchronize(SOON)
+    assert len(callbacks) == 2
+    for batch, out in zip(batches, outs, strict=True):
+        expected = route_levelled(batch, routing, RANKS, 0, 0)
+        assert [part.tolist() for part in out] == [part.tolist() for part in expected]
+
+
+def test_host_functions_take_memory_made_in_inference_mode(npu: AscendAccelerator) -> None:
+    """An engine launches in that mode first; the callback's thread is not in it."""
+    stream, live, routing = npu.stream(Role.COMPUTE), fresh(npu), table([9] * SLOTS)
+    load, shares = on(npu, torch.ones(EXPERTS).long()), on(npu, torch.ones(SLOTS).int())
+    with torch.inference_mode():
+        npu.kernels.solve_shares(load, live, 0, shares, stream)
+    npu.kernels.commit_tables(update(0, routing), live, stream)
+    npu.kernels.solve_shares(load, live, 0, shares, stream)
+    stream.synchronize(SOON)
+    assert shares.tolist() == solve_cumulative(torch.ones(EXPERTS).long(), routing, RANKS).tolist()

@@ -23,8 +23,8 @@ from equipoise.hal.stream import Role, Stream
 
 SOON = 20.0
 LAYERS = 3
-HASHED_BAR, RULE_BAR, COUNT_BAR = 6, 11, 1
-"""Most launches of a pass, per layer."""
+HASHED_BAR, RULE_BAR, LEVELLED_BAR, COUNT_BAR = 6, 11, 10, 1
+"""Most launches of a pass, per layer; a levelled one has copies and a callback besides."""
 FARTHEST = st.sampled_from((-(2**31), -65537, -1, 65536, 2**31 - 1))
 
 needs_counts = pytest.mark.skipif(
@@ -110,10 +110,14 @@ def test_routing_a_layer_takes_few_launches(
     def ruled() -> None:
         npu.kernels.route_by_rule(rule, ids, live, 1, *out, stream)
 
+    def levelled() -> None:
+        npu.kernels.route_levelled(ids, live, Salt(1, 1, 0), None, *out, stream)
+
     for first in (hashed(0), ruled):
         launches(npu, first)  # sequences are made
     assert [launches(npu, hashed(step)) for step in (1, 2)] == [HASHED_BAR] * 2
     assert launches(npu, ruled) <= RULE_BAR
+    assert launches(npu, levelled) <= LEVELLED_BAR
     assert launches(npu, lambda: npu.kernels.count(ids, out[1], stream)) == COUNT_BAR
 
 

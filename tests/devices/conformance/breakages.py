@@ -11,7 +11,7 @@ import torch
 from devices.conformance.breakage import Breakage, Patch
 from torch import Tensor
 
-from equipoise.backends.ascend import lock_flags, npu_runtime, share_solver
+from equipoise.backends.ascend import host_functions, lock_flags, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.backends.devices import event, slots
 from equipoise.backends.devices.collectives import communicator, work
@@ -26,8 +26,8 @@ def _missing_event_wait(patch: Patch) -> None:
 
 
 def _early_pinned_read(patch: Patch) -> None:
-    # The copies that fill what the solver reads are still on their way.
-    patch(share_solver.SolveJob, "enqueue", lambda self: self.solve())
+    # The copies that fill what the function reads are still on their way.
+    patch(host_functions.HostJob, "enqueue", lambda self: self.run())
 
 
 def _pinned_overwrite(patch: Patch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.backends.ascend import npu_runtime, private_api, share_solver
+from equipoise.backends.ascend import host_functions, npu_runtime, private_api
 
 
 class Driver:
@@ -46,7 +46,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(private_api, "launch_host_function", fake_driver.launch)
     monkeypatch.setattr(npu_runtime.RUNTIME, "current", current)
     monkeypatch.setattr(npu_runtime.RUNTIME, "why_uncapturable", lambda: "")
-    monkeypatch.setattr(share_solver, "_subscribed", set())
+    monkeypatch.setattr(host_functions, "_subscribed", set())
     return fake_driver
 
 
@@ -58,13 +58,13 @@ def job() -> Any:
 
 def test_solver_ends_its_capture_when_subscription_is_refused(driver: Driver) -> None:
     with pytest.raises(RuntimeError, match="107011"):
-        share_solver._captured(job())
+        host_functions._captured(job())
     assert driver.calls == ["begin", "end"]
 
 
 def test_solver_captures_again_after_refused_subscription(driver: Driver) -> None:
     with pytest.raises(RuntimeError, match="107011"):
-        share_solver._captured(job())
+        host_functions._captured(job())
     driver.refuses = False
-    assert share_solver._captured(job()) == "graph"
+    assert host_functions._captured(job()) == "graph"
     assert driver.calls == ["begin", "end", "begin", "launch", "end"]
