@@ -10,9 +10,10 @@ fourth brings another domain. A plan is made on one window and judged on it (`pl
 one (`next`, in steady windows and where the domain switches), on batches of the next one with the
 plan's shares (`iter`), and on the same batches with shares solved on their own counts (`exact`):
 the optimum of the linear program, of rows that can be divided. Of `connected` it also says what the
-engine makes of them (`routed`): so many sweeps of its kernel, and whole rows, 1,024 a rank. `moved` is copies that their rank did not hold, as part of all slots. Times are CPU
-seconds of one thread, medians of interleaved pairs over all seeds, as ratios to greedy: the faster
-of the fixed baseline and the shipped one, whose plans are equal.
+engine makes of them (`routed`): so many sweeps of its kernel, and whole rows, 1,024 a rank. `moved`
+is copies that their rank did not hold, as part of all slots. Times are CPU seconds of one thread,
+medians of interleaved pairs over all seeds, as ratios to greedy: the faster of the fixed baseline
+and the shipped one, whose plans are equal.
 Beside it: how far shares are from the optimum of the linear program, and what moves when a load is
 planned on twice.
 
