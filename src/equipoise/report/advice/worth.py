@@ -53,7 +53,7 @@ class ServingOption:
 
 @dataclass(frozen=True)
 class Worth:
-    """Ways to serve the load: now first, then greedy, planned, and planned with exact shares.
+    """Ways to serve the load: now, greedy, planned, and planned with local and with exact shares.
 
     Attributes:
         options: as above.
@@ -136,6 +136,11 @@ def worth(question: AdviceInputs, split: TrainTestSplit, layouts: CandidateLayou
         _way(question, split, "now", layouts.now),
         _way(question, split, "greedy, even split", layouts.greedy),
         _way(question, split, "planned", planned),
+        ServingOption(
+            "local shares",
+            None,
+            split.imbalance_with_local_shares(planned.placement, ranks, steps),
+        ),
         ServingOption(
             "shares by window", None, split.imbalance_with_exact_shares(planned.placement, ranks)
         ),

@@ -194,6 +194,27 @@ def test_trial_exact_shares_level_better_than_planned_shares() -> None:
     assert exact_imbalance.max() < split.measured_imbalance(layout).max()
 
 
+def test_trial_local_shares_level_steps_better_than_chance_and_better_with_more_rows() -> None:
+    load = np.random.default_rng(0).lognormal(sigma=1.0, size=(1, 2, 64)) * 1000
+    split = TrainTestSplit.of(ExpertStatistics(np.repeat(load, 4, axis=0).astype(np.int64)))
+    placement = plan(split.train.counts, slots=72, ranks=8, policy="connected").placement
+    few, many = (split.imbalance_with_local_shares(placement, 8, rows) for rows in (1024, 65_536))
+    assert (few < inputs.chance_imbalance(1024, 8)).all()
+    assert (many < few).all()
+    again = split.imbalance_with_local_shares(placement, 8, 1024)
+    assert np.array_equal(few, again)
+
+
+def test_trial_local_shares_leave_out_layers_without_rows() -> None:
+    counts = SKEWED.copy()
+    counts[:, 0] = 0
+    split = TrainTestSplit.of(ExpertStatistics(counts))
+    placement = plan(split.train.counts, slots=12, ranks=4, policy="connected").placement
+    imbalance = split.imbalance_with_local_shares(placement, 4, 1000)
+    assert np.isnan(imbalance[0])
+    assert not np.isnan(imbalance[1:]).any()
+
+
 @pytest.mark.parametrize(("rows", "ranks"), [(320, 17), (1000, 20), (32 * 50, 32)])
 def test_chance_floor_is_close_to_exact_floor(rows: int, ranks: int) -> None:
     assert inputs.chance_imbalance(rows, ranks) == pytest.approx(
@@ -346,7 +367,9 @@ def test_advice_says_where_greedy_is_more_even_than_plan(greedy: float, saved: f
     on_progress = advise(question(SKEWED))
     ways = [
         replace(way, measured=np.full(2, value))
-        for way, value in zip(on_progress.worth.options, (2.0, greedy, 0.363, 0.1), strict=True)
+        for way, value in zip(
+            on_progress.worth.options, (2.0, greedy, 0.363, 0.2, 0.1), strict=True
+        )
     ]
     worth = replace(on_progress.worth, options=tuple(ways))
     assert isinstance(worth, Worth)
