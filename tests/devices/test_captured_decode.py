@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.balancer.experts.placement import ExpertShape, even_shares
 from equipoise.balancer.experts.routing.layer_update import build_tables
+from equipoise.balancer.experts.routing.levelled import LocalShareRouter
 from equipoise.balancer.experts.routing.routers import TableRouter
 from equipoise.demo.captured_decode import AllSlotsMoe, CapturedDecode
 from equipoise.demo.expert_parallel import SlotWeights
@@ -54,15 +55,20 @@ def accelerator(request: pytest.FixtureRequest) -> Iterator[Accelerator]:
 class Bench:
     """The model on one rank whose slots can be arranged anew at any step."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        router_type: type[TableRouter] | type[LocalShareRouter] = TableRouter,
+    ) -> None:
         device = accelerator.device
         self.stream = accelerator.stream(Role.COMPUTE)
         self._kernels = accelerator.kernels
-        self._tables = Tables.empty(*_sizes(), ranks=SHAPE.ranks, device=device)
+        # As if they were three ranks: a router knows no others.
+        self._tables = Tables.empty(*_sizes(), ranks=3, device=device)
         self._slots = SlotWeights(CONFIG, SHAPE.slots, device)
         self._stores = [self._store(accelerator, layer) for layer in range(CONFIG.layers)]
         counters = torch.zeros(CONFIG.layers, CONFIG.experts, dtype=torch.int32).to(device)
-        router = TableRouter(accelerator, self._tables, 0, counters)
+        router = router_type(accelerator, self._tables, 0, counters)
         weights = WEIGHTS.to(device)
         self.cache = KVCache(CONFIG, 10, device)
         moe = AllSlotsMoe(router, self._slots)
@@ -123,14 +129,18 @@ def plain(seed: int) -> Iterator[tuple[list[int], Tensor]]:
         yield logits.max(-1).indices.tolist(), logits
 
 
+@pytest.mark.parametrize("router_type", [TableRouter, LocalShareRouter])
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(ANY_PLACEMENT, min_size=STEPS, max_size=STEPS), st.integers(0, 99))
 def test_captured_decode_equals_plain_under_commits(
-    accelerator: Accelerator, placements: list[list[int]], seed: int
+    accelerator: Accelerator,
+    router_type: type[TableRouter] | type[LocalShareRouter],
+    placements: list[list[int]],
+    seed: int,
 ) -> None:
-    bench = Bench(accelerator)
+    bench = Bench(accelerator, router_type)
     bench.arrange(placements[0])
     bench.prefill(seed)
     for placement, (tokens, logits) in zip(placements, plain(seed), strict=True):

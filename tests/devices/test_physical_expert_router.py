@@ -19,9 +19,12 @@ from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.balancer.experts.model_balancer import LayerRouter
 from equipoise.balancer.experts.placement import ExpertShape, even_shares
 from equipoise.balancer.experts.routing.layer_update import build_tables
+from equipoise.balancer.experts.routing.levelled import LocalShareRouter
 from equipoise.balancer.experts.routing.routers import TableRouter
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
+from equipoise.hal.levelled_routing import route_levelled
+from equipoise.hal.routing import build_table
 from equipoise.hal.stream import Role, Stream
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.eplb import router
@@ -37,7 +40,7 @@ from equipoise.integrations.vllm.streams import (
     HostEngineStreams,
 )
 
-SHAPE = ExpertShape(layers=1, experts=4, slots=6, ranks=1)
+SHAPE = ExpertShape(layers=1, experts=4, slots=6, ranks=3)
 SOON = 20.0
 PLACEMENT = st.lists(st.integers(0, 3), min_size=2, max_size=2).flatmap(
     lambda extra: st.permutations([*range(SHAPE.experts), *extra])
@@ -52,17 +55,22 @@ FEW = settings(
 )
 
 
+ShareRouter = type[TableRouter] | type[LocalShareRouter]
+
+
 class OneLayer:
     """A balancer of one layer whose experts can be arranged anew."""
 
-    def __init__(self, accelerator: Accelerator, streams: EngineStreams) -> None:
+    def __init__(
+        self, accelerator: Accelerator, streams: EngineStreams, router_type: ShareRouter
+    ) -> None:
         device, sizes = accelerator.device, (SHAPE.layers, SHAPE.experts, SHAPE.slots)
         self.streams = streams
         self.device = device
         self.counters = torch.zeros(SHAPE.layers, SHAPE.experts, dtype=torch.int32).to(device)
         self._kernels = accelerator.kernels
         self._tables = Tables.empty(*sizes, ranks=SHAPE.ranks, device=device)
-        self._router = TableRouter(accelerator, self._tables, 0, self.counters)
+        self._router = router_type(accelerator, self._tables, 0, self.counters)
         self.graph_inputs: tuple[Tensor, ...] = ()
         self.rows = self.with_indices()
 
@@ -91,6 +99,13 @@ class OneLayer:
         return torch.tensor(rows).to(self.device)
 
 
+@pytest.fixture(params=[TableRouter, LocalShareRouter])
+def router_type(request: pytest.FixtureRequest) -> ShareRouter:
+    """Static or lagged shares, and local ones: neither waits for another rank."""
+    chosen: ShareRouter = request.param
+    return chosen
+
+
 @pytest.fixture(params=KINDS)
 def device(request: pytest.FixtureRequest) -> Iterator[DeviceAccelerator]:
     accelerator = backend(request.param).open(0)
@@ -100,21 +115,26 @@ def device(request: pytest.FixtureRequest) -> Iterator[DeviceAccelerator]:
 
 
 @pytest.fixture(params=["cpu", *KINDS])
-def layer(request: pytest.FixtureRequest) -> Iterator[OneLayer]:
+def layer(request: pytest.FixtureRequest, router_type: ShareRouter) -> Iterator[OneLayer]:
     accelerator = CPU.open(0) if request.param == "cpu" else backend(request.param).open(0)
-    yield within(accelerator)
+    yield within(accelerator, router_type=router_type)
     accelerator.close()
 
 
 def within(
-    accelerator: Accelerator, kind: type[DeviceEngineStreams] = DeviceEngineStreams
+    accelerator: Accelerator,
+    kind: type[DeviceEngineStreams] = DeviceEngineStreams,
+    router_type: ShareRouter = TableRouter,
 ) -> OneLayer:
     """As a setup has it: on a device the engine's stream is the compute stream."""
     if not isinstance(accelerator, DeviceAccelerator):
-        return OneLayer(accelerator, HostEngineStreams(accelerator.stream(Role.COMPUTE), SOON))
+        host = HostEngineStreams(accelerator.stream(Role.COMPUTE), SOON)
+        return OneLayer(accelerator, host, router_type)
     streams = kind(accelerator, lambda: current_stream(accelerator))
     return OneLayer(
-        cast(Accelerator, EngineAccelerator(accelerator, streams.compute_stream)), streams
+        cast(Accelerator, EngineAccelerator(accelerator, streams.compute_stream)),
+        streams,
+        router_type,
     )
 
 
@@ -126,6 +146,17 @@ def check_slots(
     assert [[placement[slot] for slot in row] for row in actual[:num_filled]] == rows[:num_filled]
     turns = [place % SHAPE.slots for place in range(2 * len(rows))]
     assert [slot for row in actual[num_filled:] for slot in row] == turns[2 * num_filled :]
+
+
+def levelled_slots(rows: list[list[int]], placement: list[int]) -> list[int]:
+    """Where the reference sends the rows."""
+    experts = torch.tensor(placement, dtype=torch.int32)
+    shares = torch.from_numpy(even_shares(experts[None].numpy(), SHAPE.experts))[0]
+    table = build_table(experts, shares, SHAPE.experts)
+    ids = torch.tensor(rows, dtype=torch.int32).view(-1)
+    slots, _ = route_levelled(ids, table, SHAPE.ranks, 0, 0)
+    levelled: list[int] = slots.tolist()
+    return levelled
 
 
 def rows_by_expert(rows: list[list[int]]) -> list[int]:
@@ -213,9 +244,12 @@ def test_routed_rows_take_few_launches_beside_the_router(
 @FEW
 @given(ROWS, st.lists(PLACEMENT, min_size=1, max_size=3))
 def test_captured_graph_follows_table_commits_at_each_replay(
-    device: DeviceAccelerator, rows: list[list[int]], placements: list[list[int]]
+    device: DeviceAccelerator,
+    router_type: ShareRouter,
+    rows: list[list[int]],
+    placements: list[list[int]],
 ) -> None:
-    layer = within(device)
+    layer = within(device, router_type=router_type)
     graph, slots = captured(layer, device, rows)
     base = layer.counters.cpu().clone()
     for turn, placement in enumerate(placements, 1):
@@ -223,6 +257,8 @@ def test_captured_graph_follows_table_commits_at_each_replay(
         graph.replay()
         check_slots(slots.cpu(), rows, placement, len(rows))
         assert (layer.counters.cpu() - base)[0].tolist() == [turn * n for n in rows_by_expert(rows)]
+        if router_type is LocalShareRouter:
+            assert slots.view(-1).tolist() == levelled_slots(rows, placement)
 
 
 @FEW
