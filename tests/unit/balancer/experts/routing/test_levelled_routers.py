@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.processes.thread_ranks import GroupMember, on_ranks
 from helpers.strategies.hypothesis_examples import few
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -64,8 +64,13 @@ def ids_of(batch: list[int]) -> Tensor:
     return torch.tensor(batch, dtype=torch.int32)
 
 
+FULL = [[0, 1, 4] * 10] * RANKS
+"""Rows of the experts with two replicas only: where each row goes depends on those before it."""
+
+
 @few(15)
 @given(st.lists(BATCH, min_size=RANKS, max_size=RANKS))
+@example(FULL)
 def test_local_router_levels_the_batch_of_each_rank_by_itself(batches: list[list[int]]) -> None:
     results = on_ranks(RANKS, partial(routed, batches=batches, shares=ShareMode.LOCAL))
     for rank, (batch, (slots, counters)) in enumerate(zip(batches, results, strict=True)):
@@ -76,6 +81,7 @@ def test_local_router_levels_the_batch_of_each_rank_by_itself(batches: list[list
 
 @few(15)
 @given(st.lists(BATCH, min_size=RANKS, max_size=RANKS))
+@example(FULL)
 def test_node_router_levels_the_batches_of_a_node_together(batches: list[list[int]]) -> None:
     results = on_ranks(RANKS, partial(routed, batches=batches, shares=ShareMode.NODE))
     counts = torch.stack([count_experts(ids_of(batch), SHAPE.experts) for batch in batches])

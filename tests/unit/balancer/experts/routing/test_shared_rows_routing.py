@@ -62,6 +62,16 @@ def test_ranks_route_alike_when_rows_are_shared(rows: list[int], shares: ShareMo
     assert [slot_experts[slot] for slot in first] == rows
 
 
+@pytest.mark.parametrize("shares", [ShareMode.NODE, ShareMode.EXACT])
+def test_rows_that_all_ranks_share_are_levelled_once(shares: ShareMode) -> None:
+    """As rows of one rank: counted twice, all of these would go to the first replica."""
+    rows = [0] * 30
+    first, _ = on_ranks(2, partial(picked_slots, rows=rows, shares=shares, ranks_alike=2))
+    slot_experts = LAYOUT.placement[0]
+    replicas = [slot for slot, expert in enumerate(slot_experts) if expert == 0]
+    assert sorted(first.count(slot) for slot in replicas) == [15, 15]
+
+
 def test_ranks_route_differently_when_rows_are_not_shared() -> None:
     rows = [0] * 64
     first, second = on_ranks(
