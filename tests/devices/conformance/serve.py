@@ -3,8 +3,8 @@
     python -m npusim --schedule eager -- python tests/devices/conformance/serve.py 2
 
 The main job with its own number of steps takes minutes on simulated devices (`tox -e deep`); this
-one has 12 steps of one text and serves the `exact` variant only, beside the reference process. The
-few redundant slots make experts move in the first rebalances, on two ranks too.
+one has 12 steps of one text and serves the variants `local` and `exact`, beside the reference
+process. The few redundant slots make experts move in the first rebalances, on two ranks too.
 """
 
 import json
@@ -19,7 +19,7 @@ TEXT = ("--text", str(resources.files("equipoise.demo").joinpath("text", "tables
 STEPS = ("--steps", "12", "--step-interval", "2", "--window-size", "2")
 PATIENT = ("--deadline", "120")
 """No rank is lost here. By default a rank that gets no core for 20 seconds would be."""
-OPTIONS = (*TEXT, *STEPS, *PATIENT, "--slots", "36", "--variants", "exact", "--quiet")
+OPTIONS = (*TEXT, *STEPS, *PATIENT, "--slots", "36", "--variants", "local", "exact", "--quiet")
 RUN = (sys.executable, "-m", "equipoise", "run", "--backend", "ascend", *OPTIONS)
 EXPECTED = (0, 1)
 """1: the phase has not had its two rebalances, for which there may be too few steps."""
