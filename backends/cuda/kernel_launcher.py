@@ -14,11 +14,13 @@ from equipoise.backends.devices.memory import HOST_TYPE, copy, pack_table_update
 from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing_rules import ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
+    check_group,
     check_routing,
     check_rule,
     check_shares,
@@ -34,8 +36,9 @@ WORKSPACE_STREAM = "aside"
 """Use of the cached stream that workspaces are made on. Never a stream that may be captured:
 zeroing a workspace would become part of the graph."""
 MIN_ELEMENTS = 1 << 17
-"""Minimum elements of a workspace for routing by quotas: 16,384 tokens of eight experts. Larger
-ones are powers of two; so a captured graph rarely meets a size that has to be allocated."""
+"""Minimum elements of a workspace for routing by quotas, or levelled: 16,384 tokens of eight
+experts. Larger ones are powers of two; so a captured graph rarely meets a size that has to be
+allocated."""
 
 
 @cache
@@ -145,6 +148,29 @@ class CudaKernels:
             record_stream_use(stream, ids, cumulative, slots, counts)
             route = kernel_module("quota_routing").route_apportioned
             route(ids, tables, cumulative, salt, slots, counts, space)
+
+        self._launch(stream, _sizes_of(tables, ids.numel()), program)
+
+    def route_levelled(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        salt: Salt,
+        group: GroupCounts | None,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route so that the batch is level over the ranks."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_group(group, tables)
+
+        def program(space: "Workspace") -> None:
+            record_stream_use(stream, ids, slots, counts)
+            if group is not None:
+                record_stream_use(stream, group.total, group.before)
+            route = kernel_module("levelled_routing").route_levelled
+            route(ids, tables, salt, group, slots, counts, space)
 
         self._launch(stream, _sizes_of(tables, ids.numel()), program)
 

@@ -38,6 +38,7 @@ from equipoise.balancer.experts import plan
 from equipoise.balancer.experts.placement import ExpertShape, Layout
 from equipoise.balancer.experts.routing.layer_update import layer_update
 from equipoise.hal.kernels import Kernels, Salt, Tables
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.stream import Role, Stream
 from gpu.stopwatch import MICRO, Clock, Place, in_turns, paired, repeated, scaled
 
@@ -432,7 +433,7 @@ def launched(stream: Stream, function: Callable[..., object], arguments: tuple[A
 
 
 def others(bench: Bench) -> Iterator[Figures]:
-    """Quotas of a batch, and counts alone."""
+    """Quotas of a batch, levelled batches beside hashed ones, and counts alone."""
     tables, kernels, stream = bench.case.tables, bench.kernels, bench.stream
     cumulative = tables.cumulative[int(tables.generation[0]) & 1, 0].clone()
     for tokens in bench.sizes.other_tokens:
@@ -443,10 +444,31 @@ def others(bench: Bench) -> Iterator[Figures]:
                 batch.ids, tables, cumulative, SALT, batch.slots, batch.counts, stream
             )
 
+        def levelled(batch: Batch = batch) -> None:
+            kernels.route_levelled(batch.ids, tables, SALT, None, batch.slots, batch.counts, stream)
+
+        # Of two ranks with the same rows.
+        rows = torch.bincount(batch.ids, minlength=tables.experts).int()
+        group = GroupCounts(rows * 2, rows)
+
+        def grouped(batch: Batch = batch, group: GroupCounts = group) -> None:
+            kernels.route_levelled(
+                batch.ids, tables, SALT, group, batch.slots, batch.counts, stream
+            )
+
+        def hashed(batch: Batch = batch) -> None:
+            kernels.route_and_count(batch.ids, tables, SALT, batch.slots, batch.counts, stream)
+
         def count(batch: Batch = batch) -> None:
             kernels.count(batch.ids, batch.counts, stream)
 
-        timers = {"route_apportioned": bench.timer(apportioned), "count": bench.timer(count)}
+        timers = {
+            "route_apportioned": bench.timer(apportioned),
+            "route_levelled": bench.timer(levelled),
+            "route_levelled of a group": bench.timer(grouped),
+            "route_and_count": bench.timer(hashed),
+            "count": bench.timer(count),
+        }
         for name, times in in_turns(timers, bench.sizes.rounds).items():
             yield {"what": name, "of": f"{tokens:,} tokens", "microseconds": scaled(times, MICRO)}
 

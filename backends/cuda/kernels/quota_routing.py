@@ -25,10 +25,10 @@ from equipoise.backends.cuda.kernels.table_lookup import (
     search,
     search_steps,
 )
-from equipoise.backends.cuda.kernels.workspace import BLOCK, Workspace, bins_of
+from equipoise.backends.cuda.kernels.workspace import BLOCK, SMALL_BLOCKS, Workspace, bins_of
 from equipoise.hal.kernels import Salt, Tables
 
-SMALL = 4 * BLOCK
+SMALL = SMALL_BLOCKS * BLOCK
 """Elements of the largest batch that is compared as a whole."""
 TILE = 8
 """Experts a program of the second launch: as many as a sector of memory holds."""

@@ -13,11 +13,13 @@ from equipoise.backends.cuda.kernels.counting import count
 from equipoise.backends.cuda.kernels.engine_rules import route_by_rule
 from equipoise.backends.cuda.kernels.hash_routing import route_hashed
 from equipoise.backends.cuda.kernels.histogram import BATCHES
+from equipoise.backends.cuda.kernels.levelled_routing import route_levelled
 from equipoise.backends.cuda.kernels.quota_routing import SMALL, route_apportioned
 from equipoise.backends.cuda.kernels.share_solver import solve_shares
 from equipoise.backends.cuda.kernels.table_commit import commit_tables
 from equipoise.backends.cuda.kernels.workspace import BLOCK, Workspace
 from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing_rules import BlockTurns, RowHash
 
 
@@ -40,6 +42,8 @@ def warm(like: Tables, workspace: Workspace) -> None:
     sizes = {1, *(most + 1 for most, *_ in BATCHES), BLOCK + 1, SMALL + 1}
     for size in sizes:
         _route(torch.zeros(size, dtype=torch.int32, device=device), tables, workspace)
+    for size in (1, SMALL + 1):
+        _level(torch.zeros(size, dtype=torch.int32, device=device), tables, workspace)
     buffer = torch.zeros(64, dtype=torch.uint8, device=device)
     checksums = torch.empty(2, dtype=torch.int64, device=device)
     # Of several slots every other sum stands on no multiple of 16, and parts begin where they will.
@@ -57,3 +61,12 @@ def _route(ids: Tensor, tables: Tables, workspace: Workspace) -> None:
         route_apportioned(ids, tables, cumulative, salt, slots, counts, workspace)
     for rule in (RowHash(1, ids.new_zeros(1)), BlockTurns(0)):
         route_by_rule(rule, ids, tables, 0, slots, counts, workspace)
+
+
+def _level(ids: Tensor, tables: Tables, workspace: Workspace) -> None:
+    if ids.numel() > workspace.sizes.elements:
+        return
+    slots, counts = torch.empty_like(ids), ids.new_empty(tables.experts)
+    zeros = ids.new_zeros(tables.experts)
+    for group in (None, GroupCounts(zeros, zeros)):
+        route_levelled(ids, tables, Salt(0, 0, 0), group, slots, counts, workspace)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 BLOCK = 256
 """Elements of a block within which occurrences are numbered."""
+SMALL_BLOCKS = 4
+"""Blocks of the largest batch that every program reads as a whole."""
 LANES = 32
 """Of a warp: vectors of the solver are at least this long."""
 
@@ -24,7 +26,7 @@ class Sizes:
         experts: logical experts of a layer.
         slots: physical slots of a layer, over all ranks.
         ranks: that the slots are spread over.
-        elements: of the largest batch that is apportioned.
+        elements: of the largest batch that is apportioned or levelled.
         buffers: that `checksum_rows` may be given at once.
     """
 
@@ -45,6 +47,11 @@ class Sizes:
         return max(1, self.slots - self.experts)
 
     @property
+    def entries(self) -> int:
+        """Replicas of experts with several, as long as vectors are."""
+        return max(LANES, power_of_two(min(2 * self.spare, self.slots)))
+
+    @property
     def lanes(self) -> int:
         """Ranks, as long as vectors are."""
         return max(LANES, power_of_two(self.ranks))
@@ -62,6 +69,8 @@ class Workspace:
         tickets: int32 [buffers], zero between launches.
         water: int64, of the solver; see `share_solver_fill`.
         places: int32, of the solver; see `share_solver_fill`.
+        slot_loads: int64 [SMALL_BLOCKS, slots], of the programs that level; see `levelling`.
+        slot_places: int32 [SMALL_BLOCKS, 2 * slots + 2 * entries], of the same.
     """
 
     sizes: Sizes
@@ -71,12 +80,14 @@ class Workspace:
     tickets: Tensor
     water: Tensor
     places: Tensor
+    slot_loads: Tensor
+    slot_places: Tensor
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of its memory."""
         shared = (self.totals, self.blocks, self.sums, self.tickets)
-        return (*shared, self.water, self.places)
+        return (*shared, self.water, self.places, self.slot_loads, self.slot_places)
 
     @staticmethod
     def make(sizes: Sizes, device: torch.device) -> "Workspace":
@@ -94,6 +105,8 @@ class Workspace:
             tickets=zeros(sizes.buffers),
             water=zeros(6 * grid + entries + 4 * sizes.lanes, dtype=torch.int64),
             places=zeros(4 * sizes.spare + 4 * entries),
+            slot_loads=zeros(SMALL_BLOCKS, sizes.slots, dtype=torch.int64),
+            slot_places=zeros(SMALL_BLOCKS, 2 * sizes.slots + 2 * sizes.entries),
         )
 
 

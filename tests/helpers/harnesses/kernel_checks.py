@@ -8,9 +8,10 @@ from helpers.harnesses.kernel_launchers import Launchers, guarded, intact, is_cl
 from helpers.strategies.routing_kernel_cases import World, copied_to
 from torch import Tensor
 
-from equipoise.hal import routing, routing_rules
+from equipoise.hal import levelled_routing, routing, routing_rules
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 
 ATTEMPTS = 2
@@ -52,6 +53,29 @@ def check_apportioned(launchers: Launchers, world: World, ids: Tensor, rank: int
         launchers.route_apportioned(
             on_device(ids), world.tables, shares, salt, slots, counts, workspace
         )
+
+    _check_routing(launch, expected)
+    assert is_clean(workspace)
+
+
+def check_levelled(
+    launchers: Launchers, world: World, ids: Tensor, rank: int, group: GroupCounts | None = None
+) -> None:
+    ranks, layer = world.tables.ranks, world.layer
+    expected = levelled_routing.route_levelled(ids, world.table, ranks, rank, layer, group)
+    workspace, salt = workspace_of(launchers, world, ids.numel()), Salt(rank, layer, 5)
+    device_group = group and GroupCounts(on_device(group.total), on_device(group.before))
+    total = group.total if group else expected[1]
+    ends = levelled_routing.quota_ends(total, world.table, ranks, rank, layer)
+    copies = world.table.start.diff()
+    plural = (copies > 1).repeat_interleave(copies)
+
+    def launch(slots: Tensor, counts: Tensor) -> None:
+        launchers.route_levelled(
+            on_device(ids), world.tables, salt, device_group, slots, counts, workspace
+        )
+        quota_ends = workspace.slot_places[0, : world.table.slots].cpu()
+        assert quota_ends[plural].tolist() == torch.tensor(ends)[plural].tolist()
 
     _check_routing(launch, expected)
     assert is_clean(workspace)

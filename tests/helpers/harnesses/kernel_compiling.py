@@ -23,6 +23,7 @@ from equipoise.backends.cuda.kernels import (
     counting,
     engine_rules,
     hash_routing,
+    levelled_routing,
     quota_routing,
     share_solver,
     table_commit,
@@ -30,7 +31,7 @@ from equipoise.backends.cuda.kernels import (
 from equipoise.backends.cuda.kernels.workspace import Sizes, power_of_two
 
 LARGE = Sizes(experts=256, slots=288, ranks=32, elements=1 << 17, buffers=8)
-LONG = {"generation", "sums", "out", "water"}
+LONG = {"generation", "sums", "out", "water", "slot_loads"}
 """Arguments that point to int64; the others point to int32."""
 TABLES = {"LAYERS": 58, "EXPERTS": LARGE.experts, "SLOTS": LARGE.slots}
 BLOCK = {"BINS": 256, "BLOCK": 512, "ALONE": False}
@@ -74,6 +75,43 @@ def solving(sizes: Sizes) -> tuple[Any, int, dict[str, Any]]:
     return share_solver.solve_kernel, share_solver.warps(sizes.lanes), constants
 
 
+LEVELLED = (
+    LARGE,
+    *(
+        Sizes(experts=256, slots=slots, ranks=ranks, elements=1, buffers=8)
+        for ranks, slots in ((64, 320), (128, 384), (320, 640))
+    ),
+)
+"""One expert or more a rank is there twice."""
+
+
+def levelling(sizes: Sizes, wide: bool) -> tuple[Any, int, dict[str, Any]]:
+    """A small batch; one of a group, `wide`, takes the most registers of all that level."""
+    warps, copies = levelled_routing.level_shape(sizes.entries)
+    constants = {
+        "LAYERS": TABLES["LAYERS"],
+        "EXPERTS": sizes.experts,
+        "SLOTS": sizes.slots,
+        "PER_RANK": sizes.slots // sizes.ranks,
+        "BINS": 256,
+        "ENTRIES": sizes.entries,
+        "WARP_COPIES": copies,
+        "GROUPED": wide,
+        "STEPS": 3,
+        "BLOCK": 256,
+        "WHOLE": 1024,
+    }
+    return levelled_routing.level_small_kernel, warps, constants
+
+
+def levelling_of_counts() -> tuple[Any, int, dict[str, Any]]:
+    """The counts of a larger batch of a group."""
+    _, warps, small = levelling(LARGE, wide=True)
+    left_out = ("GROUPED", "STEPS", "BLOCK", "WHOLE")
+    constants = {name: value for name, value in small.items() if name not in left_out}
+    return levelled_routing.level_kernel, warps, {**constants, "WIDE": True}
+
+
 def everything() -> list[tuple[Any, int, dict[str, Any]]]:
     """Kernels with their warps and sizes, as a layer of 256 experts launches them."""
     alone = {**BLOCK, "BLOCK": 1024, "ALONE": True}
@@ -88,10 +126,18 @@ def everything() -> list[tuple[Any, int, dict[str, Any]]]:
         (quota_routing.add_up_kernel, 4, {"EXPERTS": 256, "ROWS": 256, "TILE": 8}),
         (quota_routing.apportion_kernel, 4, {**TABLES, "STEPS": 3, "BLOCK": 256}),
         (quota_routing.apportion_small_kernel, 4, small),
+        (
+            levelled_routing.route_levelled_kernel,
+            4,
+            {**TABLES, "GROUPED": True, "STEPS": 3, "BLOCK": 256},
+        ),
         (table_commit.commit_kernel, 8, {**TABLES, "BLOCK": 1024}),
         (checksums.checksum_kernel, 4, {"ALIGNED": True, "BLOCK": 1024}),
         (checksums.checksum_kernel, 4, {"ALIGNED": False, "BLOCK": 1024}),
         *(solving(sizes) for sizes in (LARGE, *WIDE)),
+        levelling(LARGE, wide=False),
+        *(levelling(sizes, wide=True) for sizes in LEVELLED),
+        levelling_of_counts(),
     ]
 
 

@@ -45,6 +45,10 @@ class Launchers:
         return self._launcher("quota_routing", "route_apportioned")
 
     @property
+    def route_levelled(self) -> Launcher:
+        return self._launcher("levelled_routing", "route_levelled")
+
+    @property
     def route_by_rule(self) -> Launcher:
         return self._launcher("engine_rules", "route_by_rule")
 
@@ -88,10 +92,11 @@ class Launchers:
         """Occurrences are numbered in blocks of `block`; more than `small` elements are counted
         before, `rows` blocks at a time."""
         with pytest.MonkeyPatch.context() as patch:
-            for module in ("workspace", "quota_routing", "engine_rules"):
+            for module in ("workspace", "quota_routing", "levelled_routing", "engine_rules"):
                 patch.setattr(self.module(module), "BLOCK", block)
-            patch.setattr(self.module("quota_routing"), "SMALL", small)
-            patch.setattr(self.module("quota_routing"), "ROWS", rows)
+            for module in ("quota_routing", "levelled_routing"):
+                patch.setattr(self.module(module), "SMALL", small)
+                patch.setattr(self.module(module), "ROWS", rows)
             yield
 
     def _launcher(self, module: str, name: str) -> Launcher:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.kernels import Tables
-from equipoise.hal.routing import RoutingTable, build_table
+from equipoise.hal.levelled_routing import GroupCounts
+from equipoise.hal.routing import RoutingTable, build_table, count_experts
 
 WORD = st.integers(0, 2**32 - 1)
 MAX_REPLICAS = 64
@@ -112,3 +113,14 @@ def batches(experts: int, most: int = 150) -> st.SearchStrategy[Tensor]:
     mixed = st.lists(one, max_size=most).map(int32)
     alike = st.builds(lambda kind, size: int32([kind] * size), one, st.integers(0, most))
     return mixed | alike
+
+
+def groups(ids: Tensor, experts: int) -> st.SearchStrategy[GroupCounts]:
+    """What ranks before this one have, and after it: little, or more than int32 holds of parts."""
+    one = st.integers(0, 3) | st.integers(0, 1 << 25)
+    others = st.lists(one, min_size=experts, max_size=experts).map(int32)
+
+    def group(before: Tensor, after: Tensor) -> GroupCounts:
+        return GroupCounts(before + count_experts(ids, experts) + after, before)
+
+    return st.builds(group, others, others)

@@ -16,6 +16,7 @@ from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import KernelError, StreamFailed
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
+from equipoise.hal.levelled_routing import GroupCounts, route_levelled
 from equipoise.hal.routing import (
     RoutingTable,
     build_table,
@@ -124,6 +125,20 @@ def test_route_apportioned_equals_the_reference(kernels: CudaKernels, stream: De
     stream.synchronize(WATCHDOG)
     routing_table = RoutingTable(host_tables[0].start, host_tables[0].replicas, cumulative)
     expected = route_apportioned(IDS, routing_table, 1, 0)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in expected]
+
+
+@pytest.mark.parametrize(
+    "group", [None, GroupCounts(torch.full((EXPERTS,), 9).int(), torch.full((EXPERTS,), 4).int())]
+)
+def test_route_levelled_equals_the_reference(
+    kernels: CudaKernels, stream: DeviceStream, group: GroupCounts | None
+) -> None:
+    tables, host_tables = make_tables(kernels, stream)
+    slots, counts = outputs()
+    kernels.route_levelled(IDS, tables, Salt(1, 0, 2), group, slots, counts, stream)
+    stream.synchronize(WATCHDOG)
+    expected = route_levelled(IDS, host_tables[0], RANKS, 1, 0, group)
     assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in expected]
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 pytestmark = pytest.mark.slow
 
 TARGETS = ("80", "90", "100") if DEEP else ("90",)
-KERNELS = 16
+KERNELS = 23
 TICKETS = {
     "count_kernel",
     "hash_kernel",
@@ -88,6 +88,13 @@ def test_kernels_compile_for_every_target(compiled_kernels: Kernels) -> None:
 
 def test_kernels_spill_no_registers(compiled_kernels: Kernels) -> None:
     assert [(one["name"], one["target"]) for one in compiled_kernels if one["stack"] != 0] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_levelling_on_32_ranks_gathers_by_shuffles(compiled_kernels: Kernels, target: str) -> None:
+    """Six gathers a turn, each of four shuffles, in both loops; else a turn has 12 barriers."""
+    code = code_of(compiled_kernels, "level_small_kernel", int(target))
+    assert len(lines_with(code, r"shfl\.sync\.idx")) >= 2 * 6 * 4
 
 
 @pytest.mark.parametrize("target", TARGETS)

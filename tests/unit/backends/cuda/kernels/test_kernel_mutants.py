@@ -12,6 +12,7 @@ from helpers.harnesses.kernel_checks import (
     check_commits,
     check_count,
     check_hashed,
+    check_levelled,
     check_rule,
     check_solver,
     check_turns,
@@ -26,6 +27,7 @@ from helpers.harnesses.triton_interpreter import DEVICE
 from helpers.mutants.kernel_mutants import MUTANTS, Mutant
 
 from equipoise.hal.kernels import Tables
+from equipoise.hal.levelled_routing import GroupCounts
 from equipoise.hal.routing import build_table, draw_positions, window_begin
 from equipoise.hal.routing_rules import RowHash
 
@@ -73,6 +75,31 @@ def check_apportioned_routing(kernels: Launchers) -> None:
     with kernels.small_numbering(32, 32, 2):
         for rank in range(8):
             check_apportioned(kernels, world(), batch()[: 90 + rank], rank)
+
+
+def levelled(kernels: Launchers) -> None:
+    """Rings, pairs that wait for each other, replicas of one rank; of few rows and of many."""
+    placement = int32([0, 1, 2, 0, 3, 4, 0, 1, 1, 4, 2, 5, 6, 0, 6])
+    shares = torch.zeros_like(placement)
+    for expert in range(7):
+        shares[(placement == expert).nonzero()[0]] = 65536
+    world = installed(build_table(placement, shares, 7), 5, layers=2, layer=1, word=3)
+    ids = torch.arange(60, dtype=torch.int32) ** 2 % 23 % 9 - 1
+    with kernels.small_numbering(32, 32, 2):
+        check_levelled(kernels, world, ids, 1)
+    before = torch.arange(7, dtype=torch.int32) * 5
+    for factor in (0, 1 << 22):
+        group = GroupCounts(before * (factor + 2) + 30, before * factor + 9)
+        check_levelled(kernels, world, ids[:40], 1, group)
+
+
+def levelled_chain(kernels: Launchers) -> None:
+    """A chain of ranks along which rows move for more sweeps than there are."""
+    placement = [expert for first in range(9) for expert in (first, first + 1)]
+    shares = [65536, 65536, *[value for _ in range(8) for value in (0, 65536)]]
+    world = installed(build_table(int32(placement), int32(shares), 10), 9)
+    group = GroupCounts(int32([10**8, *[10**6] * 9]), int32([0] * 10))
+    check_levelled(kernels, world, int32([0, 1, 1]), 1, group)
 
 
 def turns(kernels: Launchers) -> None:
@@ -134,6 +161,8 @@ CHECKS: dict[str, Callable[[Launchers], Any]] = {
     "edges": edges,
     "runs": runs,
     "apportioned": check_apportioned_routing,
+    "levelled": levelled,
+    "levelled chain": levelled_chain,
     "turns": turns,
     "rows": rows,
     "commits": commits,

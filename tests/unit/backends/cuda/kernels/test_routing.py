@@ -1,4 +1,4 @@
-"""Routing and counting on the device against the reference: clauses G1, G4, G5, G6, G8."""
+"""Routing and counting on the device against the reference: clauses G1, G4, G5, G6, G8, G13."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from helpers.harnesses.kernel_checks import (
     check_apportioned,
     check_count,
     check_hashed,
+    check_levelled,
     check_rule,
     check_turns,
 )
@@ -16,6 +17,7 @@ from helpers.strategies.routing_kernel_cases import (
     Shape,
     World,
     batches,
+    groups,
     installed,
     int32,
     tables,
@@ -29,6 +31,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from helpers.harnesses.kernel_launchers import REAL, Launchers, is_clean, on_device
 
 from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.levelled_routing import GroupCounts, route_levelled
 from equipoise.hal.routing import (
     RoutingTable,
     build_table,
@@ -79,6 +82,22 @@ def test_apportioned_routing_equals_the_reference(
         check_apportioned(KERNELS, *case, rank)
 
 
+@st.composite
+def levelled_cases(draw: st.DrawFn) -> tuple[World, torch.Tensor, GroupCounts | None]:
+    world, ids = draw(worlds_and_batches())
+    return world, ids, draw(st.none() | groups(ids, world.table.experts))
+
+
+@few(10)
+@given(levelled_cases(), WORD, st.sampled_from((0, 64, 128)))
+def test_levelled_routing_equals_the_reference(
+    case: tuple[World, torch.Tensor, GroupCounts | None], rank: int, small: int
+) -> None:
+    world, ids, group = case
+    with KERNELS.small_numbering(32, small, 2):
+        check_levelled(KERNELS, world, ids, rank, group)
+
+
 @few(12)
 @given(worlds_and_batches(), st.integers(1, 9), st.integers(0, 40), BLOCKS)
 def test_row_hash_routing_equals_the_reference(
@@ -116,6 +135,12 @@ def test_routing_with_default_blocks_equals_the_reference(size: int) -> None:
     check_rule(KERNELS, world, ids, BlockTurns(3))
 
 
+@pytest.mark.parametrize("size", [0, 257, 1025])
+def test_levelled_routing_with_default_blocks_equals_the_reference(size: int) -> None:
+    world = installed(table_of(int32([*range(6), 0, 5]), 6), 4)
+    check_levelled(KERNELS, world, skewed_ids(size, 6), 1)
+
+
 def shares_of_two(placement: torch.Tensor, experts: int) -> torch.Tensor:
     """A third and two thirds where there are two replicas."""
     shares = torch.zeros_like(placement)
@@ -142,6 +167,35 @@ def test_hashed_routing_at_share_boundary_takes_next_replica() -> None:
     shares = [high - low for low, high in zip([0, *ends], ends, strict=False)]
     table = build_table(torch.zeros(len(shares), dtype=torch.int32), int32(shares), 1)
     check_hashed(KERNELS, installed(table, 1), ids, 2, 9)
+
+
+@pytest.mark.parametrize(
+    ("experts", "slots", "ranks"), [(256, 288, 32), (20, 72, 8), (40, 125, 25), (256, 640, 320)]
+)
+def test_levelled_routing_of_real_layouts_equals_the_reference(
+    experts: int, slots: int, ranks: int
+) -> None:
+    """Up to 32, 128 and more entries, by which the lanes are spread over warps."""
+    source = torch.Generator().manual_seed(slots)
+    spare = torch.randint(0, experts, (slots - experts,), generator=source)
+    placement = torch.cat([torch.arange(experts), spare])
+    placement = placement[torch.randperm(slots, generator=source)].int()
+    world = installed(table_of(placement, experts), ranks)
+    check_levelled(KERNELS, world, skewed_ids(250, experts), 3)
+
+
+def table_of(placement: torch.Tensor, experts: int) -> RoutingTable:
+    """All of an expert's share is on its first slot: levelled routing does not read shares."""
+    shares = torch.zeros_like(placement)
+    for expert in range(experts):
+        shares[(placement == expert).nonzero()[0]] = 65536
+    return build_table(placement, shares, experts)
+
+
+def test_levelled_routing_takes_rows_beyond_the_quotas_to_the_last_replica() -> None:
+    world = installed(table_of(int32([0, 0]), 1), 2)
+    group = GroupCounts(int32([2]), int32([5]))
+    check_levelled(KERNELS, world, torch.zeros(3, dtype=torch.int32), 0, group)
 
 
 @few(7)
@@ -184,6 +238,18 @@ def test_workspace_serves_batches_of_all_sizes() -> None:
     assert is_clean(workspace)
 
 
+def test_levelled_routing_finds_nothing_of_the_table_before() -> None:
+    """Experts and slots that had several replicas have one in the next table, and the reverse."""
+    workspace, ids = KERNELS.workspace(3, 8, 4, 60), skewed_ids(60, 3)
+    slots, counts = on_device(torch.empty_like(ids)), on_device(int32([0, 0, 0]))
+    for placement in ([0, 0, 0, 1, 1, 2, 0, 1], [2, 1, 2, 2, 2, 0, 2, 2], [0, 2, 1, 1, 0, 0, 0, 0]):
+        world = installed(table_of(int32(placement), 3), 4)
+        out = (slots, counts, workspace)
+        KERNELS.route_levelled(on_device(ids), world.tables, Salt(1, 0, 0), None, *out)
+        expected = route_levelled(ids, world.table, 4, 1, 0)
+        assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in expected]
+
+
 def test_routing_with_uncommitted_tables_is_harmless() -> None:
     tables = Tables.empty(1, 3, 4, 2, on_device(torch.empty(0)).device)
     workspace = KERNELS.workspace(3, 4, 2, 50)
@@ -201,6 +267,8 @@ def test_routing_with_uncommitted_tables_is_harmless() -> None:
     assert take_slot_ids() == {0, 4}
     KERNELS.route_apportioned(ids, tables, shares, salt, *outputs)
     assert take_slot_ids() == {0, 4}
+    KERNELS.route_levelled(ids, tables, salt, None, *outputs)
+    assert take_slot_ids() == {0, 4}
     for rule in (BlockTurns(1), RowHash(2, ids.new_ones(1))):
         KERNELS.route_by_rule(rule, ids, tables, 0, *outputs)
         assert take_slot_ids() == {0, 4}
@@ -209,9 +277,18 @@ def test_routing_with_uncommitted_tables_is_harmless() -> None:
 def test_routing_refuses_batch_beyond_workspace() -> None:
     world = installed(build_table(int32([0]), int32([65536]), 1), 1)
     ids = on_device(torch.zeros(300, dtype=torch.int32))
-    with pytest.raises(ValueError, match="ids: expected at most 256, got 300"):
-        KERNELS.route_apportioned(
-            ids, world.tables, None, Salt(0, 0, 0), ids, ids, KERNELS.workspace(1, 1, 1, 256)
+    for launch in (KERNELS.route_apportioned, KERNELS.route_levelled):
+        with pytest.raises(ValueError, match="ids: expected at most 256, got 300"):
+            launch(
+                ids, world.tables, None, Salt(0, 0, 0), ids, ids, KERNELS.workspace(1, 1, 1, 256)
+            )
+
+
+def test_levelled_routing_refuses_workspace_of_other_tables() -> None:
+    world, ids = installed(table_of(int32([0, 1]), 2), 2), on_device(int32([0]))
+    with pytest.raises(ValueError, match="tables: expected those of"):
+        KERNELS.route_levelled(
+            ids, world.tables, Salt(0, 0, 0), None, ids, ids, KERNELS.workspace(2, 2, 1)
         )
 
 

@@ -33,7 +33,7 @@ def test_warm_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda *args: names_launched.add(name)
 
     names = {"commit_tables", "count", "route_hashed", "route_apportioned", "route_by_rule"}
-    names |= {"solve_shares", "checksum"}
+    names |= {"route_levelled", "solve_shares", "checksum"}
     for name in names:
         monkeypatch.setattr(warmup, name, record_launch(name))
     warmup.warm(Tables.empty(1, 2, 2, 1, DEVICE), KERNELS.workspace(2, 2, 1, 10))
