@@ -1,6 +1,7 @@
 """Dispatch `local` on the CPU, with stand-ins for SGLang's metadata."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from types import ModuleType, SimpleNamespace
@@ -14,10 +15,17 @@ from hypothesis import strategies as st
 
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.backends.cpu.kernels import CpuKernels
+from equipoise.balancer.experts.placement import ABSENT, ExpertShape
+from equipoise.balancer.experts.planning.planner import plan
 from equipoise.hal.errors import IntegrationError
 from equipoise.hal.levelled_routing import route_levelled
 from equipoise.hal.routing import SHARE_ONE, build_table
 from equipoise.integrations.sglang import local_dispatch
+from equipoise.integrations.sglang.dispatch_tables import (
+    even_candidates,
+    rank_dispatch,
+    weighted_candidates,
+)
 from equipoise.integrations.sglang.local_dispatch import BATCH, DISPATCH, Batch, LocalDispatch
 
 LOCATION = "sglang.srt.eplb.expert_location"
@@ -26,7 +34,7 @@ RANKS = 2
 
 def metadata_of(placement: Any, experts: int, ranks: int = RANKS) -> Any:
     """What is read of SGLang's metadata; placement (layers, slots)."""
-    held = torch.tensor(placement)
+    held = torch.as_tensor(placement)
     return SimpleNamespace(
         physical_to_logical_map=held,
         physical_to_logical_map_cpu=held,
@@ -84,6 +92,47 @@ def test_local_dispatch_levels_what_even_shares_do_not() -> None:
     with closing(LocalDispatch(metadata_of([[0, 1, 0, 2]], 3), 0)) as dispatch:
         slots = dispatch.slots(torch.tensor([[0, 1]] * 8), None, 0)
     assert torch.bincount(slots.flatten(), minlength=4).tolist() == [0, 8, 8, 0]
+
+
+def drawn_slots(slots: Any, ids: Any, rng: np.random.Generator) -> Any:
+    """What `dynamic` draws for each id of the candidates in a table (experts, candidates)."""
+    return slots[ids, rng.integers(0, 65536, ids.size) % (slots != ABSENT).sum(axis=1)[ids]]
+
+
+def test_local_dispatch_levels_ranks_at_the_size_of_deepseek() -> None:
+    """The sum over ranks, as routed; 128 tokens of 8 experts on each."""
+    layers, experts, rows = 2, 256, 128 * 8
+    shape = ExpertShape(layers, experts, slots=288, ranks=32)
+    rng = np.random.default_rng(0)
+    popularity = np.exp(rng.normal(0, 1.05, (layers, experts)))
+    popularity /= popularity.sum(axis=1, keepdims=True)
+    load = (1e7 * popularity).astype(np.int64)
+    planned = plan(load, slots=shape.slots, ranks=shape.ranks, split="even").placement
+    placement = planned.astype(np.int64)
+    even = even_candidates(placement, shape)
+    by_load = weighted_candidates(load, placement, shape)
+    static = rank_dispatch(load, placement, shape, nodes=4)
+    totals: dict[str, Any] = defaultdict(lambda: np.zeros((layers, shape.slots), np.int64))
+    for rank in range(shape.ranks):
+        metadata = metadata_of(placement, experts, shape.ranks)
+        with closing(LocalDispatch(metadata, rank)) as dispatch:
+            for layer in range(layers):
+                counts = rng.multinomial(rows, popularity[layer])
+                ids = rng.permuted(np.repeat(np.arange(experts), counts))
+                batch = torch.from_numpy(ids).view(-1, 8)
+                for name, slots in {
+                    "local": dispatch.slots(batch, None, layer).flatten().numpy(),
+                    "dynamic, even": drawn_slots(even.slots[layer], ids, rng),
+                    "dynamic, by load": drawn_slots(by_load.slots[layer], ids, rng),
+                    "static, by load": static.slots[rank, layer][ids],
+                }.items():
+                    totals[name][layer] += np.bincount(slots, minlength=shape.slots)
+    imbalances = {}
+    for name, by_slot in totals.items():
+        ranks = by_slot.reshape(layers, shape.ranks, -1).sum(axis=2)
+        imbalances[name] = float((ranks.max(axis=1) / ranks.mean(axis=1) - 1).mean())
+        print(f"{name}: {imbalances[name]:.3f}")
+    assert imbalances.pop("local") < min(imbalances.values()) / 2
 
 
 def test_local_dispatch_refuses_device_without_backend() -> None:
