@@ -51,7 +51,7 @@ from sglang_cpu.recorded_load import STEPS, TEXTS, recorded_windows
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, logical_maps
 from equipoise.integrations.sglang.eplb_policy import dispatch_table
 from equipoise.integrations.sglang.load_history import LoadHistory
-from equipoise.integrations.sglang.plugin import policy_settings
+from equipoise.integrations.sglang.settings import policy_settings
 from equipoise.integrations.vllm.eplb.policy_plan import plan_placement
 
 stand_ins.install()

@@ -24,6 +24,7 @@ def examine() -> Iterator[Finding]:
     yield version_finding(compatibility.RELEASE, installed)
     yield plugin_finding()
     yield symbols_finding("eplb_policy", compatibility.SYMBOLS)
+    yield symbols_finding("dispatch local", compatibility.LOCAL_DISPATCH_SYMBOLS)
 
 
 def plugin_finding() -> Finding:

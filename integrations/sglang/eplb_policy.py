@@ -25,8 +25,10 @@ from equipoise.balancer.experts.placement import (
     Placement,
     Shares,
     even_shares,
+    solve_shares,
 )
 from equipoise.hal.errors import IntegrationError
+from equipoise.integrations.sglang import local_dispatch
 from equipoise.integrations.sglang.dispatch_tables import (
     DispatchTable,
     even_candidates,
@@ -35,8 +37,8 @@ from equipoise.integrations.sglang.dispatch_tables import (
 )
 from equipoise.integrations.sglang.load_history import LoadHistory
 from equipoise.integrations.sglang.metrics import metrics
+from equipoise.integrations.sglang.settings import Dispatch, SglangPolicySettings
 from equipoise.integrations.vllm.eplb.policy_plan import PolicyPlan, plan_placement, valid_placement
-from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 LOG = logging.getLogger("sglang.srt.equipoise")
 """A child of SGLang's logger, whose format and level it inherits."""
@@ -64,21 +66,32 @@ class PolicyState:
     levelled: bool = False
 
 
-def check_arguments(_: object, server_args: Any) -> None:
-    """Say at the start that the policy is on; called when SGLang has read its arguments.
+def resolve_arguments(
+    settings: SglangPolicySettings, stock: Callable[[Any], None], server_args: Any
+) -> None:
+    """Around `handle_eplb_and_dispatch`: check the arguments, and say that the policy is on.
 
-    Raises `IntegrationError` without --enable-eplb: SGLang would make no plans.
+    Raises `IntegrationError` without --enable-eplb, as SGLang would make no plans, and where the
+    arguments do not go with the dispatch.
     """
     from sglang.srt.arg_groups.overrides import resolving_view
 
-    if not resolving_view(server_args).enable_eplb:
+    is_local = settings.dispatch is Dispatch.LOCAL
+    if is_local:
+        local_dispatch.choose_algorithm(server_args)
+    stock(server_args)
+    arguments = resolving_view(server_args)
+    if not arguments.enable_eplb:
         raise IntegrationError("equipoise: eplb_policy needs --enable-eplb")
+    if is_local:
+        local_dispatch.check_arguments(arguments)
     # As SGLang does for its own EPLB: its logging is not configured yet, and would drop less.
-    LOG.warning("equipoise: eplb_policy switched on")
+    with_dispatch = ", with dispatch local" if is_local else ""
+    LOG.warning("equipoise: eplb_policy switched on%s", with_dispatch)
 
 
 def plan_from_installed(
-    settings: EplbPolicySettings,
+    settings: SglangPolicySettings,
     stock: Callable[..., Any],
     manager: Any,
     logical_count: torch.Tensor,
@@ -129,13 +142,20 @@ def plan_from_installed(
     nodes = expert_location.get_parallel().nnodes
     load = counts.sum(axis=0) + earlier
     table = dispatch_table(algorithm, load, plan.placement, shape, nodes)
-    before = None if old is None else _balancedness(load, old, state.shares, shape)
-    after = _balancedness(load, plan.placement.astype(np.int32), table.shares, shape)
+    is_local = settings.dispatch is Dispatch.LOCAL
+
+    def predict(placement: Placement, shares: Shares | None) -> float:
+        # What the batches of a window add up to, where each is levelled by itself.
+        levelled = solve_shares(load, placement, shape) if is_local else shares
+        return _balancedness(load, placement, levelled, shape)
+
+    before = None if old is None else predict(old, state.shares)
+    after = predict(plan.placement.astype(np.int32), table.shares)
     _report(plan, shape, before, after)
     differs = np.ones(shape.layers, bool) if old is None else (plan.placement != old).any(axis=1)
     state.shares = table.shares
     state.moved_layers = frozenset(np.flatnonzero(differs).tolist())
-    state.levelled = algorithm in LEVELLED
+    state.levelled = algorithm in LEVELLED and not is_local
     return _metadata(installed, plan.placement, table, shape)
 
 

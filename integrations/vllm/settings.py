@@ -242,10 +242,10 @@ def _parse_variable(text: str) -> object:
 
 def _settings(features: Mapping[str, object]) -> Settings:
     parsers: dict[str, Callable[[object], object]] = {
-        "eplb_policy": lambda value: _parse_feature("eplb_policy", EplbPolicySettings, value),
-        "eplb": lambda value: _parse_feature("eplb", EplbSettings, value),
-        "pp_transport": lambda value: _parse_feature("pp_transport", PpTransportSettings, value),
-        "dp_load_balancer": lambda value: _parse_feature(
+        "eplb_policy": lambda value: parse_feature("eplb_policy", EplbPolicySettings, value),
+        "eplb": lambda value: parse_feature("eplb", EplbSettings, value),
+        "pp_transport": lambda value: parse_feature("pp_transport", PpTransportSettings, value),
+        "dp_load_balancer": lambda value: parse_feature(
             "dp_load_balancer", DpLoadBalancerSettings, _policy_by_name(value)
         ),
     }
@@ -263,7 +263,16 @@ def _policy_by_name(value: object) -> object:
     return {"policy": value} if isinstance(value, str) else value
 
 
-def _parse_feature(name: str, kind: type[T], value: object) -> T | None:
+def parse_feature(name: str, kind: type[T], value: object) -> T | None:
+    """Parse the value of a feature's key; None if the feature is off.
+
+    Args:
+        name: the key.
+        kind: a dataclass of the feature's options.
+        value: `true`, an object of options, or what stands for off.
+
+    Raises `ConfigError` that names the key and what is wrong.
+    """
     if value is None or value is False:
         return None
     if value is True:

@@ -90,13 +90,10 @@ def open_worker_context(
         BackendUnavailable: the backend does not run here.
         ControlPlaneLost, BallotIncomplete: the ranks did not connect.
     """
-    device_type = device.type
-    if device_type not in BACKEND_OF_DEVICE:
-        choices = ", ".join(BACKEND_OF_DEVICE)
-        raise IntegrationError(f"no backend for a device of type {device_type!r}: {choices}")
-    communicator_name = _choose_communicator(device_type, communicator)
+    backend = backend_of_device(device)
+    communicator_name = _choose_communicator(device.type, communicator)
     with ExitStack() as stack:
-        accelerator, streams = _open_device(BACKEND_OF_DEVICE[device_type], device, deadline)
+        accelerator, streams = open_device(backend, device, deadline)
         stack.callback(accelerator.close)
         node_of_rank = _find_node_of_rank(group)
         interface = _store_interface(node_of_rank)
@@ -161,10 +158,27 @@ def _choose_communicator(device_type: str, requested: str | None) -> str:
     return requested or choices[0]
 
 
-def _open_device(
-    name: str, device: torch.device, deadline: float
+def backend_of_device(device: torch.device) -> str:
+    """Return the name of our backend. Raises `IntegrationError` if there is none for the device."""
+    if device.type not in BACKEND_OF_DEVICE:
+        choices = ", ".join(BACKEND_OF_DEVICE)
+        raise IntegrationError(f"no backend for a device of type {device.type!r}: {choices}")
+    return BACKEND_OF_DEVICE[device.type]
+
+
+def open_device(
+    backend: str, device: torch.device, deadline: float
 ) -> tuple[Accelerator, EngineStreams]:
-    inner = registry.accelerator(name).open(device.index or 0)
+    """Open the engine's device; the stream that is current becomes the compute stream.
+
+    Args:
+        backend: as `backend_of_device` returns it.
+        device: the engine's.
+        deadline: seconds that a wait for the stream of a CPU may last.
+
+    Raises `BackendUnavailable` if the backend does not run here.
+    """
+    inner = registry.accelerator(backend).open(device.index or 0)
     if device.type == "cpu":
         return inner, HostEngineStreams(inner.stream(Role.COMPUTE), deadline)
     vendor = getattr(torch, device.type)

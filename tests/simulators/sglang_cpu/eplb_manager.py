@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from prometheus_client import REGISTRY
 from sglang.srt.arg_groups import parallel_hook
+from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.eplb import (
     eplb_manager,
     expert_location,
@@ -25,12 +27,14 @@ from sglang.srt.eplb import (
 from sglang.srt.eplb.eplb_manager import EPLBManager
 from sglang.srt.eplb.expert_location import ExpertLocationMetadata, ModelConfigForExpertLocation
 from sglang.srt.eplb.expert_location_updater import ExpertLocationUpdater
-from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.layers.moe import topk
+from sglang.srt.plugins.hook_registry import HookRegistry, _propagate_patch
+from sglang.srt.runtime_context import get_resources
 from sglang.srt.server_args import ServerArgs
 
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EquipoiseError
-from equipoise.integrations.sglang import entry, metrics
+from equipoise.integrations.sglang import entry, local_dispatch, metrics
 
 TIMEOUT = timedelta(seconds=60)
 INTERVAL = 2
@@ -161,8 +165,8 @@ def dispatched(load: Any, fabric: Fabric) -> list[list[int]]:
         # In the order of a batch: the experts of neighbouring tokens differ.
         ids = torch.arange(len(counts)).repeat_interleave(counts)
         ids = ids[torch.randperm(len(ids))]
-        info = expert_location_dispatch.ExpertLocationDispatchInfo.init_new(layer)
-        slots = expert_location_dispatch.topk_ids_logical_to_physical(ids[:, None], info)[:, 0]
+        _, info = topk.resolve_routing_inputs(layer_id=layer, is_draft=False)
+        slots = topk.topk_ids_logical_to_physical(ids[:, None], info)[:, 0]
         assert torch.equal(metadata.physical_to_logical_map[layer][slots], ids)
         rows.append(torch.bincount(slots, minlength=metadata.num_physical_experts).tolist())
     return rows
@@ -191,14 +195,16 @@ def counted() -> dict[str, float]:
     }
 
 
-def start(fabric: Fabric, address: str, settings: str, **arguments: Any) -> str:
-    """What SGLang's own reading of its arguments ends with; empty if it goes through."""
+def start(fabric: Fabric, address: str, settings: str, **arguments: Any) -> dict[str, Any]:
+    """What SGLang's own reading of its arguments comes to: the `error` that it ends with, None if
+    it goes through; and the `dispatch` algorithm."""
+    server_args, error = ServerArgs(model_path="none", **arguments), None
     with plugin(settings):
         try:
-            parallel_hook.handle_eplb_and_dispatch(ServerArgs(model_path="none", **arguments))
-        except EquipoiseError as error:
-            return str(error)
-    return ""
+            parallel_hook.handle_eplb_and_dispatch(server_args)
+        except EquipoiseError as raised:
+            error = str(raised)
+    return {"error": error, "dispatch": resolving_view(server_args).ep_dispatch_algorithm}
 
 
 def in_rebalance(manager: Any) -> bool:
@@ -268,6 +274,10 @@ def plugin(settings: str | None) -> Iterator[None]:
         (EPLBManager, "_compute_expert_location_metadata"),
         (EPLBManager, "_compute_update_layer_ids_chunks"),
         (parallel_hook, "handle_eplb_and_dispatch"),
+        (expert_location, "set_global_expert_location_metadata"),
+        (ExpertLocationMetadata, "update"),
+        (expert_location_dispatch, "topk_ids_logical_to_physical"),
+        (topk, "resolve_routing_inputs"),
     )
     stock = [(owner, name, getattr(owner, name)) for owner, name in targets]
     try:
@@ -280,9 +290,15 @@ def plugin(settings: str | None) -> Iterator[None]:
         yield
     finally:
         for owner, name, function in stock:
+            _propagate_patch(getattr(owner, name), function, owner)
             setattr(owner, name, function)
         HookRegistry._hooks.clear()
         HookRegistry._patched.clear()
+        resources = get_resources()
+        dispatch = getattr(resources.expert_location_metadata, local_dispatch.DISPATCH, None)
+        resources.expert_location_metadata = None
+        if dispatch is not None:
+            dispatch.close()
 
 
 @contextmanager
@@ -292,6 +308,7 @@ def configuration(
     redundant: int,
     chunk: int | None,
     dispatch: str,
+    backend: str = "deepep",
 ) -> Iterator[None]:
     """What SGLang's modules read of its configuration and of the device."""
     moe = SimpleNamespace(
@@ -303,7 +320,7 @@ def configuration(
         ep_dispatch_algorithm=dispatch,
         ep_num_redundant_experts=redundant,
         ep_join_mode=None,
-        moe_a2a_backend="deepep",
+        moe_a2a_backend=backend,
     )
     parallel = SimpleNamespace(
         nnodes=1,
@@ -324,7 +341,8 @@ def configuration(
         for module in modules:
             for name in parts.keys() & vars(module).keys():
                 stack.enter_context(patch.object(module, name, lambda part=parts[name]: part))
-        stack.enter_context(patch.object(torch, "get_device_module", lambda: cpu))
+        # Cached as the original is: the compiler looks behind the cache.
+        stack.enter_context(patch.object(torch, "get_device_module", cache(lambda: cpu)))
         stack.enter_context(
             patch.object(ModelConfigForExpertLocation, "from_model_config", lambda _: numbers)
         )
