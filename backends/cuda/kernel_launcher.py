@@ -91,6 +91,8 @@ class CudaKernels:
     Raises what Triton raises where one cannot be compiled; the stream has failed then.
     """
 
+    levels_on_device = True
+
     def __init__(self, device: Device) -> None:
         self._device = device
         self._workspaces = Workspaces(device)

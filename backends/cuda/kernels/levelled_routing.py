@@ -35,7 +35,7 @@ from equipoise.backends.cuda.kernels.table_lookup import (
 )
 from equipoise.backends.cuda.kernels.workspace import BLOCK, SMALL_BLOCKS, Workspace, bins_of
 from equipoise.hal.kernels import Salt, Tables
-from equipoise.hal.levelled_routing import GroupCounts
+from equipoise.hal.levelled_routing import SWEEPS_ALONE, SWEEPS_OF_GROUP, GroupCounts
 
 MANY_ENTRIES = 1024
 """From so many on a program that levels has twice the warps, so that nothing spills."""
@@ -94,6 +94,7 @@ def level_small_kernel(
     ENTRIES: tl.constexpr,
     WARP_COPIES: tl.constexpr,
     GROUPED: tl.constexpr,
+    SWEEPS: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -112,7 +113,7 @@ def level_small_kernel(
         rows = tl.load(total + bins, mask=bins < EXPERTS, other=0)
     level(
         rows, start, replicas, state, slot_loads, places,
-        EXPERTS, SLOTS, PER_RANK, BINS, ENTRIES, WARP_COPIES, GROUPED,
+        EXPERTS, SLOTS, PER_RANK, BINS, ENTRIES, WARP_COPIES, GROUPED, SWEEPS,
     )  # fmt: skip
     at, expert, inside = load_block(ids, elements, EXPERTS, BLOCK)
     first, copies = find_run(start, expert, inside)
@@ -144,6 +145,7 @@ def level_kernel(
     ENTRIES: tl.constexpr,
     WARP_COPIES: tl.constexpr,
     WIDE: tl.constexpr,
+    SWEEPS: tl.constexpr,
 ) -> None:
     """Level counts, in one program."""
     row = live_row(generation, layer, LAYERS)
@@ -151,7 +153,7 @@ def level_kernel(
     rows = tl.load(total + bins, mask=bins < EXPERTS, other=0)
     level(
         rows, start + row * (EXPERTS + 1), replicas + row * SLOTS, state, slot_loads, places,
-        EXPERTS, SLOTS, PER_RANK, BINS, ENTRIES, WARP_COPIES, WIDE,
+        EXPERTS, SLOTS, PER_RANK, BINS, ENTRIES, WARP_COPIES, WIDE, SWEEPS,
     )  # fmt: skip
 
 
@@ -227,18 +229,19 @@ def route_levelled(
     warps, copies = level_shape(entries)
     shape = (tables.layers, experts, tables.slots)
     lanes = (tables.slots // tables.ranks, bins, entries, copies)
+    sweeps = SWEEPS_OF_GROUP if grouped else SWEEPS_ALONE
     if elements <= SMALL:
         operands = (ids, elements, *table, state, total, before, slots, counts, *memory)
         division = (steps, BLOCK, SMALL_BLOCKS * BLOCK)
         level_small_kernel[(number,)](
-            *operands, *shape, *lanes, grouped, *division, num_warps=warps
+            *operands, *shape, *lanes, grouped, sweeps, *division, num_warps=warps
         )
         return
     blocks, tiles = workspace.blocks, -(-experts // TILE)
     count_blocks_kernel[(number,)](ids, elements, blocks, experts, bins, BLOCK, num_warps=WARPS)
     add_up_kernel[(tiles,)](blocks, number, counts, experts, ROWS, TILE, num_warps=WARPS)
     wide = grouped or elements > NARROW
-    level_kernel[(1,)](total, *table, state, *memory, *shape, *lanes, wide, num_warps=warps)
+    level_kernel[(1,)](total, *table, state, *memory, *shape, *lanes, wide, sweeps, num_warps=warps)
     route_levelled_kernel[(number,)](
         ids, elements, *table, before, slots, blocks, workspace.slot_places,
         *shape, grouped, steps, BLOCK, num_warps=WARPS,

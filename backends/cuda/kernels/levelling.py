@@ -36,7 +36,6 @@ from equipoise.hal import levelled_routing
 NARROW = 1 << 22
 """Rows of the largest batch that is levelled in int32."""
 FRACTION_BITS = tl.constexpr(levelled_routing.FRACTION_BITS)
-LEVELLING_SWEEPS = tl.constexpr(levelled_routing.LEVELLING_SWEEPS)
 TURNS = tl.constexpr(8)
 """Turns between two looks at whether all is done; a look takes about as long as two turns."""
 SIDE_BITS, SIDE = tl.constexpr(16), tl.constexpr(0xFFFF)
@@ -239,6 +238,7 @@ def level(
     ENTRIES: tl.constexpr,
     WARP_COPIES: tl.constexpr,
     WIDE: tl.constexpr,
+    SWEEPS: tl.constexpr,
 ) -> None:
     """Write to `places` where the quota of each replica of plural experts ends.
 
@@ -257,6 +257,7 @@ def level(
         ENTRIES: at least as many as there are.
         WARP_COPIES: how many warps have all entries each; 1 where warps share them.
         WIDE: whether there may be more than NARROW rows.
+        SWEEPS: of the contract, before the one in whole rows.
     """
     TYPE: tl.constexpr = tl.int64 if WIDE else tl.int32
     codes, entries = places + SLOTS, places + 2 * SLOTS
@@ -289,7 +290,7 @@ def level(
         load,
         begin_levels(home, begins, loads, PER_RANK, TYPE),
         begin_levels(other_home, other_begins, loads, PER_RANK, TYPE),
-        linked, onward, back, first_source, second_source, LEVELLING_SWEEPS, False, ENTRIES,
+        linked, onward, back, first_source, second_source, SWEEPS, False, ENTRIES,
     )  # fmt: skip
     # Read once more: held in registers meanwhile, some of it would spill.
     expert, rows, place, first, copies = read_entries(entry, inside, entries, start, BINS, ENTRIES)

@@ -65,8 +65,10 @@ def check_levelled(
     expected = levelled_routing.route_levelled(ids, world.table, ranks, rank, layer, group)
     workspace, salt = workspace_of(launchers, world, ids.numel()), Salt(rank, layer, 5)
     device_group = group and GroupCounts(on_device(group.total), on_device(group.before))
-    total = group.total if group else expected[1]
-    ends = levelled_routing.quota_ends(total, world.table, ranks, rank, layer)
+    total, sweeps = expected[1], levelled_routing.SWEEPS_ALONE
+    if group:
+        total, sweeps = group.total, levelled_routing.SWEEPS_OF_GROUP
+    ends = levelled_routing.quota_ends(total, world.table, ranks, rank, layer, sweeps)
     copies = world.table.start.diff()
     plural = (copies > 1).repeat_interleave(copies)
 

@@ -29,6 +29,7 @@ from equipoise.backends.cuda.kernels import (
     table_commit,
 )
 from equipoise.backends.cuda.kernels.workspace import Sizes, power_of_two
+from equipoise.hal.levelled_routing import SWEEPS_ALONE, SWEEPS_OF_GROUP
 
 LARGE = Sizes(experts=256, slots=288, ranks=32, elements=1 << 17, buffers=8)
 LONG = {"generation", "sums", "out", "water", "slot_loads"}
@@ -97,6 +98,7 @@ def levelling(sizes: Sizes, wide: bool) -> tuple[Any, int, dict[str, Any]]:
         "ENTRIES": sizes.entries,
         "WARP_COPIES": copies,
         "GROUPED": wide,
+        "SWEEPS": SWEEPS_OF_GROUP if wide else SWEEPS_ALONE,
         "STEPS": 3,
         "BLOCK": 256,
         "WHOLE": 1024,

@@ -135,13 +135,13 @@ MUTANTS = (
         "levelling",
         "second_source, 1, True",
         "second_source, 0, True",
-        "levelled",
+        "levelled chain",
     ),
     Mutant(
         "one levelling sweep too few",
         "levelling",
-        "LEVELLING_SWEEPS, False",
-        "LEVELLING_SWEEPS - 1, False",
+        "second_source, SWEEPS, False",
+        "second_source, SWEEPS - 1, False",
         "levelled chain",
     ),
     Mutant(

@@ -95,10 +95,11 @@ def levelled(kernels: Launchers) -> None:
 
 def levelled_chain(kernels: Launchers) -> None:
     """A chain of ranks along which rows move for more sweeps than there are."""
-    placement = [expert for first in range(9) for expert in (first, first + 1)]
-    shares = [65536, 65536, *[value for _ in range(8) for value in (0, 65536)]]
-    world = installed(build_table(int32(placement), int32(shares), 10), 9)
-    group = GroupCounts(int32([10**8, *[10**6] * 9]), int32([0] * 10))
+    ranks = 20
+    placement = [expert for first in range(ranks) for expert in (first, first + 1)]
+    shares = [65536, 65536, *[value for _ in range(ranks - 1) for value in (0, 65536)]]
+    world = installed(build_table(int32(placement), int32(shares), ranks + 1), ranks)
+    group = GroupCounts(int32([10**8, *[10**6] * ranks]), int32([0] * (ranks + 1)))
     check_levelled(kernels, world, int32([0, 1, 1]), 1, group)
 
 
