@@ -87,7 +87,7 @@ class Size:
         seeds: of the generator, and of recordings.
         window: steps of a recorded window.
         phase: steps of a kind of text.
-        samples: sources by which a bound is found, and twice as many by which it is judged.
+        samples: sources by which a bound is found; twice as many ranks judge it.
         pairs: timed pairs.
     """
 
@@ -457,7 +457,7 @@ def _bound(
 ) -> dict[str, float]:
     sources = table.ranks // members
     fit = generator.multinomial(tokens * TOP_K * members, odds, size=size.samples)
-    ranks = generator.multinomial(tokens * TOP_K, odds, size=2 * size.samples * members)
+    ranks = generator.multinomial(tokens * TOP_K, odds, size=2 * size.samples)
     fresh = ranks.reshape(-1, members, odds.size).sum(axis=1)
     bound: Bound = team_bound(fit, fresh, table, sources)
     route: Callable[[Batch], Counts] = (
