@@ -380,11 +380,11 @@ SHARES_BOUND = Section(
     "How level any rule without communication can be",
     "shares_bound",
     "python benchmarks/shares.py --bound",
-    "Multinomial rows on `connected` placements, as above. *No rule*: root mean square of the "
-    "ranks' deviations, in means, below which no rule comes by which sources divide their own "
-    "rows, divided at will ([why](design/local-shares.md#the-bound)). *Leaning*: sources that "
+    "Rows of every rank drawn alike, on `connected` placements, as above. *No rule*: root mean "
+    "square of the ranks' deviations, in means, below which no rule comes by which sources divide "
+    "their own rows ([why](design/local-shares.md#the-bound)). *Leaning*: sources that "
     "level towards targets which lean against the mean deviation of the others: the best rule. "
-    "*Levelling*: each levels its own rows; both divide them at will. *Routed*: levelled by the "
+    "*Levelling*: each levels its own rows; both divide rows at will. *Routed*: levelled by the "
     "kernel, in whole rows. Mean with the half width of its 95 % confidence interval over layers.",
     tables=(
         Table("bounds", (

@@ -409,23 +409,36 @@ def main_figures(rows: Sequence[Row], generated: Sequence[Row]) -> Row:
     }
 
 
-BOUNDS = (
-    *((MAIN, tokens, 1) for tokens in (32, 64, 128, 256, 512)),
-    *((MAIN, tokens, 8) for tokens in (32, 64, 128, 256)),
-    *((DOUBLE, tokens, 1) for tokens in (32, 64, 128, 256)),
+LOGNORMAL, CALIBRATED = (
+    "lognormal popularity",
+    "calibrated, each layer's popularity that of a batch",
 )
-"""Shape, tokens a rank, ranks of a node."""
+BOUNDS = (
+    *((LOGNORMAL, MAIN, tokens, 1) for tokens in (32, 64, 128, 256, 512)),
+    *((LOGNORMAL, MAIN, tokens, 8) for tokens in (32, 64, 128, 256)),
+    *((LOGNORMAL, DOUBLE, tokens, 1) for tokens in (32, 64, 128, 256)),
+    *((CALIBRATED, MAIN, 128, members) for members in (1, 8)),
+)
+"""Popularity, shape, tokens a rank, ranks of a node."""
 
 
 def bounds(size: Size) -> list[Row]:
     """One row for each of them."""
     rows = []
-    chosen = BOUNDS if size.layers > QUICK.layers else BOUNDS[1:2]
-    for (experts, slots, ranks), tokens, members in chosen:
+    layers = size.layers // 4
+    for law, (experts, slots, ranks), tokens, members in (
+        BOUNDS if size.layers > QUICK.layers else BOUNDS[1:2]
+    ):
         generator = np.random.default_rng(experts + slots + ranks)
-        layers = size.layers // 4
-        odds = popularity(layers, experts, generator)
-        load = generator.multinomial(PLANNED_TOKENS * TOP_K * ranks, odds)
+        if law == LOGNORMAL:
+            odds = popularity(layers, experts, generator)
+            load = generator.multinomial(PLANNED_TOKENS * TOP_K * ranks, odds)
+        else:
+            model = Model(layers=layers, experts=experts, ranks=ranks)
+            first, second = windows(model, 0, 2)
+            load = first.load
+            odds = second.odds * np.exp(model.batch_jitter * generator.standard_normal(load.shape))
+            odds /= odds.sum(axis=1, keepdims=True)
         layout = layout_of(plan(load, slots=slots, ranks=ranks, policy="connected"))
         shape = ExpertShape(layers, experts, slots, ranks)
         found = [
@@ -433,12 +446,12 @@ def bounds(size: Size) -> list[Row]:
             for layer in range(layers)
         ]
         rows.append({
-            "shape": shape_name(experts, slots, ranks),
+            "shape": f"{shape_name(experts, slots, ranks)}; {law}",
             "tokens": tokens,
             "mode": "`local`" if members == 1 else f"`node`, of {members}",
             **{key: _interval([each[key] for each in found]) for key in found[0]},
         })  # fmt: skip
-        sys.stderr.write(f"bound, {slots} slots, {tokens} tokens, node of {members}\n")
+        sys.stderr.write(f"bound, {rows[-1]['shape']}, {tokens} tokens, node of {members}\n")
     return rows
 
 
