@@ -407,9 +407,9 @@ SHARES_SPEED = Section(
     "What local shares cost",
     "shares_speed",
     "python benchmarks/shares.py --speed",
-    "Native kernels on one thread, microseconds a layer; ratios are of pairs, one after the other. "
-    "Below them an all-reduce of int64 counts over gloo, a process for each rank on this machine: "
-    "what `exact` pays beside its kernel, where no network is in between.",
+    "CPU microseconds of the native kernels a layer, on one thread; ratios are of pairs, one after "
+    "the other. Below them the wall time of an all-reduce of int64 counts over gloo between two "
+    "processes of this machine: what `exact` pays beside its kernels, with no network in between.",
     tables=(
         Table("kernels", (
             ("tokens x top-8", "{tokens:,}"),
