@@ -298,6 +298,133 @@ ROUTING = Section(
     ),
 )  # fmt: skip
 
+MODE_COLUMNS = {
+    mode: (words, half(mode, ".4f"))
+    for mode, words in (
+        ("static", "`static`"), ("lagged", "`lagged`"), ("local", "`local`"),
+        ("node_4", "`node`, of 4"), ("node_8", "`node`, of 8"), ("exact", "`exact`"),
+    )
+}  # fmt: skip
+SHARE_MODES = (("tokens of a rank", "{tokens}"), *MODE_COLUMNS.values())
+SHARES = Section(
+    "Share modes",
+    "shares",
+    "python benchmarks/shares.py",
+    "Imbalance, max/mean - 1, of the rows that ranks get from all source ranks in a layer of a "
+    "batch: whole rows, as the native kernels route them, all modes on the same rows; mean over "
+    "48 layers and 20 batches of each, with the half width of its 95 % confidence interval over "
+    "layers. Bars compare means. "
+    "Multinomial rows: each source rank draws tokens x 8 rows from a lognormal popularity (sigma "
+    "1.05), on a `connected` placement planned on 1,024 tokens of every rank. Calibrated: "
+    "`benchmarks/lib/loads.py`. What it means: [local shares](design/local-shares.md).",
+    bars=(
+        *(
+            Bar(f"{words}, 288 slots on 32 ranks, {tokens} tokens", f"{name}_{tokens}",
+                at_most=most, form=".4f")
+            for words, name, at_mosts in (
+                ("`local` shares", "local", (0.010, 0.018, 0.030, 0.060)),
+                ("`node` shares, 8 ranks of a node", "node", (0.006, 0.009, 0.014, 0.030)),
+            )
+            for tokens, most in zip((256, 128, 64, 32), at_mosts, strict=True)
+        ),
+        Bar("`local` shares, 320 slots on 32 ranks, 128 tokens", "local_320", at_most=0.015,
+            form=".4f"),
+        Bar("`local` over `static`, 384 experts, 512 slots, 128 ranks, 128 tokens and more: the "
+            "most", "large_ratio", at_most=0.5),
+        Bar("calibrated loads, 288 slots on 32 ranks, 128 tokens: `static`", "calibrated_static",
+            form=".4f"),
+        Bar("the same: `local`", "calibrated_local", at_most=0.025, form=".4f"),
+        Bar("the same: `node`, 8 ranks of a node", "calibrated_node", at_most=0.011, form=".4f"),
+        Bar("recorded windows in which `local` is below `lagged`", "recorded_below_lagged",
+            bar="all"),
+        Bar("`local` below `static` in the 16 steps after a switch of the kind of text: the least",
+            "recorded_switch", at_least=0.35, form=".1%"),
+    ),
+    tables=(
+        Table("multinomial", SHARE_MODES, by="shape"),
+        Table("calibrated", (("calibrated loads", "{shape}"), *SHARE_MODES)),
+        Table("recorded", (
+            ("32 experts", "{shape}"),
+            ("text", "{kind}"),
+            ("`static`", spread("static", ".3f")),
+            ("`lagged`", spread("lagged", ".3f")),
+            ("`local`", spread("local", ".3f")),
+            ("`exact`", spread("exact", ".3f")),
+            ("experts with one replica alone", spread("singles", ".3f")),
+            ("`local` below `static`", spread("below", ".0%")),
+        ), title="Recorded routing of the shipped model, windows of 16 steps (median, least and "
+                 "most): the window behind the one that was planned on, of the same kind of text "
+                 "or of another:"),
+        Table("since", (
+            ("32 experts", "{shape}"),
+            ("steps since the switch", "{steps}"),
+            ("`static`", "{static:.3f}"),
+            ("`lagged`", "{lagged:.3f}"),
+            ("`local`", "{local:.3f}"),
+            ("`exact`", "{exact:.3f}"),
+            ("experts with one replica alone", "{singles:.3f}"),
+        ), title="The first steps of another kind of text, mean over switches:"),
+        Table("placements", (
+            ("slots", "{slots}"),
+            ("planned by", "{rule}"),
+            ("moved at a switch", "{moved:.1%}"),
+            *(MODE_COLUMNS[mode] for mode in ("static", "local", "node_8", "exact")),
+        ), title="What shares make of other placements, 256 experts on 32 ranks, calibrated loads "
+                 "of 128 tokens a rank, planned on the first window of another domain, from what "
+                 "is installed, and served in the second; *swaps* of experts with one replica in "
+                 "each layer, after the plan (`benchmarks/lib/even_swaps.py`):"),
+    ),
+)  # fmt: skip
+
+SHARES_BOUND = Section(
+    "How level any rule without communication can be",
+    "shares_bound",
+    "python benchmarks/shares.py --bound",
+    "Rows of every rank drawn alike, on `connected` placements, as above. *No rule*: root mean "
+    "square of the ranks' deviations, in means, below which no rule comes by which sources divide "
+    "their own rows ([why](design/local-shares.md#the-bound)). *Leaning*: sources that "
+    "level towards targets which lean against the mean deviation of the others: the best rule. "
+    "*Levelling*: each levels its own rows; both divide rows at will. *Routed*: levelled by the "
+    "kernel, in whole rows. Mean with the half width of its 95 % confidence interval over layers.",
+    tables=(
+        Table("bounds", (
+            ("tokens of a rank", "{tokens}"),
+            ("sources", "{mode}"),
+            ("no rule", half("least", ".4f")),
+            ("leaning", half("leaned", ".4f")),
+            ("levelling", half("levelled", ".4f")),
+            ("routed", half("ours", ".4f")),
+            ("routed above no rule", half("above", ".1%")),
+            ("imbalance: leaning", half("leaned_imbalance", ".4f")),
+            ("levelling", half("levelled_imbalance", ".4f")),
+            ("routed", half("ours_imbalance", ".4f")),
+            ("leaning below levelling", half("leaning_gains", ".1%")),
+        ), by="shape"),
+    ),
+)  # fmt: skip
+
+SHARES_SPEED = Section(
+    "What local shares cost",
+    "shares_speed",
+    "python benchmarks/shares.py --speed",
+    "CPU microseconds of the native kernels a layer, on one thread; ratios are of pairs, one after "
+    "the other. Below them the wall time of an all-reduce of int64 counts over gloo between two "
+    "processes of this machine: what `exact` pays beside its kernels, with no network in between.",
+    tables=(
+        Table("kernels", (
+            ("tokens x top-8", "{tokens:,}"),
+            ("`route_levelled`", spread("levelled", ".1f")),
+            ("`route_hashed`", spread("hashed", ".1f")),
+            ("ratio", spread("ratio")),
+        ), by="shape"),
+        Table("reduces", (
+            ("counts", "{experts}"),
+            ("processes", "{ranks}"),
+            ("microseconds of an all-reduce", spread("microseconds", ".0f")),
+        )),
+    ),
+)  # fmt: skip
+
 SYSTEMS = (
     ("System", "{system}"),
     ("rebalances", "{rebalances}"),
@@ -952,9 +1079,9 @@ VLLM_ASCEND = Section(
     ),
 )  # fmt: skip
 
-SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, ENGINE, VLLM, SGLANG, VLLM_ASCEND, STAGING, PIPELINE,
-            BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, SHARED, PICKER, PROXY, PROXY_CPU, GPU,
-            GPU_SUITES)  # fmt: skip
+SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, SHARES, SHARES_BOUND, SHARES_SPEED, ENGINE, VLLM, SGLANG,
+            VLLM_ASCEND, STAGING, PIPELINE, BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, SHARED,
+            PICKER, PROXY, PROXY_CPU, GPU, GPU_SUITES)  # fmt: skip
 
 EVIDENCE = Section(
     "",
