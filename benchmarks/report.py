@@ -371,8 +371,7 @@ SHARES = Section(
             *(MODE_COLUMNS[mode] for mode in ("static", "local", "node_8", "exact")),
         ), title="What shares make of other placements, 256 experts on 32 ranks, calibrated loads "
                  "of 128 tokens a rank, planned on the first window of another domain, from what "
-                 "is installed, and served in the second; *swaps* of experts with one replica in "
-                 "each layer, after the plan (`benchmarks/lib/even_swaps.py`):"),
+                 "is installed, and served in the second:"),
     ),
 )  # fmt: skip
 

@@ -36,7 +36,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from lib.even_swaps import level_even_split
 from lib.loads import Model, batches, windows
 from lib.processes import Place, serve_on_ranks
 from lib.results import Row, save, spread
@@ -300,28 +299,30 @@ def _merged(step: Counts, ranks: int) -> Counts:
     return merged
 
 
-PLACEMENT_RULES: tuple[tuple[int, str, dict[str, Any], int], ...] = (
-    (288, "connected", {}, 0),
-    (288, "connected", {"sigma": 1.0}, 0),
-    (288, "greedy", {}, 0),
-    (288, "incremental", {}, 0),
-    (288, "incremental", {"slack": 0.0}, 0),
-    (288, "incremental", {"slack": 0.3}, 0),
-    (288, "incremental", {"target": 0.005}, 0),
-    (288, "incremental", {"sigma": 1.0}, 0),
-    (288, "incremental", {"split": "even"}, 0),
-    (288, "incremental", {}, 4),
-    (288, "incremental", {}, 8),
-    (288, "incremental", {}, 16),
-    (320, "connected", {}, 0),
-    (320, "greedy", {}, 0),
-    (320, "incremental", {}, 0),
-    (320, "incremental", {}, 8),
-    (256, "connected", {}, 0),
-    (256, "greedy", {}, 0),
-    (256, "incremental", {}, 0),
+PLACEMENT_RULES: tuple[tuple[int, str, dict[str, Any]], ...] = (
+    (288, "connected", {}),
+    (288, "connected", {"sigma": 1.0}),
+    (288, "greedy", {}),
+    (288, "incremental", {}),
+    (288, "incremental", {"slack": 0.0}),
+    (288, "incremental", {"slack": 0.3}),
+    (288, "incremental", {"target": 0.005}),
+    (288, "incremental", {"sigma": 1.0}),
+    (288, "incremental", {"split": "even"}),
+    (288, "incremental", {"headroom": 4}),
+    (288, "incremental", {"headroom": 8}),
+    (288, "incremental", {"headroom": 16}),
+    (288, "incremental", {"headroom": 32}),
+    (320, "connected", {}),
+    (320, "greedy", {}),
+    (320, "incremental", {}),
+    (320, "incremental", {"headroom": 8}),
+    (320, "incremental", {"headroom": 16}),
+    (256, "connected", {}),
+    (256, "greedy", {}),
+    (256, "incremental", {}),
 )
-"""Slots, policy and options of a plan, and swaps of each layer after a switch (`even_swaps.py`)."""
+"""Slots, policy and options of a plan."""
 PLACEMENT_MODES = "static", "local", "node_8", "exact"
 
 
@@ -330,19 +331,19 @@ def placements(size: Size) -> list[Row]:
     experts, _, ranks = MAIN
     model = Model(layers=size.layers, experts=experts, ranks=ranks, period=2)
     rows = []
-    for slots, policy, options, swaps in PLACEMENT_RULES:
+    for slots, policy, options in PLACEMENT_RULES:
         shape = ExpertShape(size.layers, experts, slots, ranks)
         found, moved = [], []
         for seed in range(size.seeds):
             for moves, trial in _served_after_switches(
-                model, seed, shape, policy, options, swaps, size.steps // 4
+                model, seed, shape, policy, options, size.steps // 4
             ):
                 moved.append(moves)
                 found.append(routed(trial, PLACEMENT_MODES))
         words = [f"`{policy}`", *(f"`{name}` {value}" for name, value in options.items())]
         rows.append({
             "slots": slots,
-            "rule": ", ".join([*words, *([f"{swaps} swaps"] if swaps else [])]),
+            "rule": ", ".join(words),
             "moved": statistics.fmean(moved),
             **_means(found, PLACEMENT_MODES),
         })  # fmt: skip
@@ -356,7 +357,6 @@ def _served_after_switches(
     shape: ExpertShape,
     policy: str,
     options: dict[str, Any],
-    swaps: int,
     steps: int,
 ) -> Iterator[tuple[float, Trial]]:
     """Slots that a plan moves at a switch, and the next window, served by what it has made."""
@@ -372,9 +372,8 @@ def _served_after_switches(
         )
         placement = made.placement
         if window.switched:
-            placement = level_even_split(placement, window.load, shape, swaps)
             assert installed is not None
-            moves = _native.count_moves(installed, placement, shape.ranks) / placement.size
+            moves = made.moves / placement.size
             shares = solve_shares(window.load, placement, shape)
             batches_ = dealt_batches(model, later.odds, 10 * seed + number, steps)
             yield moves, Trial(Layout(placement, shares), shape, batches_)

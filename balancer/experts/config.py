@@ -128,7 +128,7 @@ class CommitMode(StrEnum):
     """From host memory into slots, a few layers per step, each under a stream lock."""
 
 
-PLANNER_LIMITS = {"target": 1000, "slack": 1, "survive": 2, "sigma": 100}
+PLANNER_LIMITS = {"target": 1000, "slack": 1, "survive": 2, "sigma": 100, "headroom": 1000}
 """Upper limit of each option; the lower limit is 0."""
 AT_LEAST_ONE = (
     "slots_per_message",
@@ -166,6 +166,8 @@ class PlannerOptions:
         slack: room for shares on each rank, as a fraction of the mean.
         survive: loss to survive: 0 none, 1 of a rank, 2 of a node.
         sigma: standard deviations over the windows that are added to the load of a rank.
+        headroom: with shares that level each batch, swaps of experts in each changed layer that
+            leave them room.
 
     Raises `ConfigError` for values out of range: the planner would fail in every rebalance.
     """
@@ -174,6 +176,7 @@ class PlannerOptions:
     slack: float = 0.1
     survive: int = 0
     sigma: float = 0.0
+    headroom: int = 8
 
     def __post_init__(self) -> None:
         for name, most in PLANNER_LIMITS.items():
@@ -181,6 +184,7 @@ class PlannerOptions:
             if not 0 <= real_number(name, getattr(self, name), ConfigError) <= most:
                 raise ConfigError(f"{name} must be 0 to {most}, got {getattr(self, name):g}")
         whole_number("survive", self.survive, ConfigError)
+        whole_number("headroom", self.headroom, ConfigError)
 
 
 def default_sub_window(window: int, interval: int) -> int:
@@ -251,6 +255,11 @@ class BalancerConfig:
     def min_gain_parts(self) -> int:
         """`min_gain` in parts per 65536, the unit of planned imbalances."""
         return int(self.min_gain * SHARE_ONE)
+
+    @property
+    def levels_batches(self) -> bool:
+        """Whether the shares level each batch in the step."""
+        return self.shares in (ShareMode.LOCAL, ShareMode.NODE, ShareMode.EXACT)
 
     @property
     def vote_timeout(self) -> float:

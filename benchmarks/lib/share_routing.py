@@ -15,7 +15,6 @@ import numpy.typing as npt
 from equipoise import _native
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, Load
 from equipoise.balancer.experts.routing.drift import DriftDetector
-from equipoise.hal.routing import SWEEPS
 
 Counts = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
@@ -101,7 +100,7 @@ def local(batch: Batch, table: Table) -> Counts:
 
 
 def node(batch: Batch, table: Table, size: int) -> Counts:
-    """So many neighbouring sources level their sum."""
+    """So many neighbouring sources level their sum; in the mode `exact` all of them do."""
     by_node = batch.counts.reshape(-1, size, batch.counts.shape[1]).astype(np.int32)
     totals = by_node.sum(axis=1, dtype=np.int32)
     before = by_node.cumsum(axis=1, dtype=np.int32) - by_node
@@ -112,21 +111,6 @@ def node(batch: Batch, table: Table, size: int) -> Counts:
             ids, table.start, table.replicas, table.ranks, number, table.layer, slots, counts,
             totals[number], before[number, member],
         )  # fmt: skip
-
-    return rank_rows(batch, table, route)
-
-
-def exact(batch: Batch, table: Table) -> Counts:
-    """Shares of the sum over all sources, of which each cuts its own rows."""
-    cumulative = np.empty_like(table.cumulative)
-    _native.solve_cumulative(
-        batch.counts.sum(axis=0), table.start, table.replicas, table.ranks, SWEEPS, cumulative
-    )
-
-    def route(source: int, ids: Ids, slots: Ids, counts: Ids) -> None:
-        _native.route_apportioned(
-            ids, table.start, table.replicas, cumulative, source, table.layer, slots, counts
-        )
 
     return rank_rows(batch, table, route)
 
@@ -227,4 +211,4 @@ def _rows(mode: str, batch: Batch, table: Table, step: int) -> Counts:
         return hashed(batch, table, step)
     if name == "node":
         return node(batch, table, int(size))
-    return {"local": local, "exact": exact}[name](batch, table)
+    return node(batch, table, len(batch.ids)) if name == "exact" else local(batch, table)

@@ -127,7 +127,7 @@ RankTopology topology_of(const Arrays& arrays, std::int64_t slots, std::int64_t 
 
 PlanOptions options_of(nb::handle aims) {
     const IdArray values("aims", aims, 1);
-    require_size("aims", values.size(), 6);
+    require_size("aims", values.size(), 7);
     const Ids v = values.view();
     require_range("target", v[0], 0, kThousand);
     require_range("slack", v[1], 0, kShareOne);
@@ -136,7 +136,8 @@ PlanOptions options_of(nb::handle aims) {
     require_range("node_cost", v[3], kShareOne, kThousand);
     require_range("sigma", v[4], 0, 100 * kShareOne);
     require_range("split", v[5], 0, 1);
-    return {v[0], v[1], v[2], v[3], v[4], static_cast<Split>(v[5])};
+    require_range("headroom", v[6], 0, kThousand);
+    return {v[0], v[1], v[2], v[3], v[4], static_cast<Split>(v[5]), v[6]};
 }
 
 nb::tuple py_plan(nb::handle load, nb::handle windows, std::int64_t slots, nb::handle capacity,

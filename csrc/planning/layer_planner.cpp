@@ -25,6 +25,7 @@ LayerPlanner::LayerPlanner(const PlanRequest& request, const PlanResult& result)
       incremental_(state_, request.topology, request.options),
       even_split_(state_, request.topology, request.options),
       covariance_(state_, request.topology, request.options, request.windows),
+      headroom_(state_, request.topology, request.options),
       rounding_(state_),
       proposed_(request.topology.shape.slots) {}
 
@@ -99,6 +100,25 @@ std::int64_t LayerPlanner::improve_state(std::int64_t layer) {
         // next call have to start from the same order.
         return_to_slots(installed(layer));
     }
+    return make_headroom(layer, height, left);
+}
+
+// Swaps experts of a layer that changes anyway, so that its shares have room to level batches. A
+// layer that stays is left alone: planning again with the same load changes nothing. Undone if
+// shares no longer level the load of the plan. Returns how many copies are left.
+std::int64_t LayerPlanner::make_headroom(std::int64_t layer, std::int64_t height,
+                                         std::int64_t copies) {
+    const Ids before = installed(layer), now = state_.placement();
+    if (request_.options.headroom == 0 || !level_shares() || before.data == nullptr ||
+        std::equal(now.begin(), now.end(), before.begin()))
+        return copies;
+    save_placement(before_attempt_);
+    const std::int64_t left = headroom_.run(copies);
+    if (divide_load() > std::max(height, target_height())) {
+        restore(before_attempt_);
+        return copies;
+    }
+    return_to_slots(before);
     return left;
 }
 

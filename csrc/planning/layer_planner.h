@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "planning/even_split.h"
+#include "planning/headroom_swaps.h"
 #include "planning/plan_layers.h"
 #include "planning/share_rounding.h"
 
@@ -37,6 +38,7 @@ class LayerPlanner {
     void propose(std::int64_t layer);
     void reset(std::int64_t layer, Ids placement);
     std::int64_t improve_state(std::int64_t layer);
+    std::int64_t make_headroom(std::int64_t layer, std::int64_t height, std::int64_t copies);
     bool reduce_risk(std::int64_t layer, std::int64_t gain, std::int64_t copies);
     Attempt try_improvement(std::int64_t copies);
     void save_placement(std::vector<std::int32_t>& placement) const;
@@ -57,6 +59,7 @@ class LayerPlanner {
     IncrementalPlanner incremental_;
     EvenSplitPlanner even_split_;
     CovarianceSwaps covariance_;
+    HeadroomSwaps headroom_;
     ShareRounding rounding_;
     std::vector<std::int32_t> proposed_, before_attempt_, first_attempt_;
 };

@@ -12,7 +12,7 @@ namespace equipoise {
 // for engines that know no shares.
 enum class Split { kLevel, kEven };
 
-// All but `split` are in 1 / 65536, so that every rank computes with the same integers.
+// All but the last two are in 1 / 65536, so that every rank computes with the same integers.
 struct PlanOptions {
     std::int32_t target;      // the fullest rank may be so far above the mean
     std::int32_t slack;       // a rank's experts with one replica stay so far below the mean
@@ -20,6 +20,7 @@ struct PlanOptions {
     std::int32_t node_cost;   // cost of a copy from another node, of one within the node
     std::int32_t sigma;       // standard deviations that count as load of a rank
     Split split;
+    std::int32_t headroom;    // swaps of a changed layer for the room of its shares
 };
 
 // Returns `parts` / 65536 of a mean, below 2^61: callers add twice the fraction to a mean below

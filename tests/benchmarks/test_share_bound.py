@@ -59,21 +59,3 @@ def test_whole_rows_levelled_alone_cost_no_less_than_the_bound(
     mean = sources * counts.sum() / counts.shape[0] / shape.ranks
     least = bound.least**2 * shape.ranks * mean**2
     assert least <= whole * (1 + 1e-9) + 1e-6
-
-
-@given(problem=problems(), swaps=st.integers(0, 4))
-def test_swaps_move_experts_with_one_replica_and_level_the_even_split(
-    problem: Problem, swaps: int
-) -> None:
-    layout, shape = placed(problem)
-    after = imported("even_swaps").level_even_split(layout.placement, problem.load, shape, swaps)
-    for row, before, load in zip(after, layout.placement, problem.load, strict=True):
-        copies = np.bincount(before, minlength=shape.experts)
-        several = copies[before] > 1
-        assert (row[several] == before[several]).all()
-        assert (np.sort(row) == np.sort(before)).all()
-        split = [
-            (load[slots] / copies[slots]).reshape(shape.ranks, -1).sum(axis=1)
-            for slots in (before, row)
-        ]
-        assert (split[1] ** 2).sum() <= (split[0] ** 2).sum() * (1 + 1e-9)

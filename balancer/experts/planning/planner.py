@@ -38,6 +38,7 @@ from equipoise.hal.errors import PlacementError
 REPLICA_SWAP_RATIO = 1.6
 """A slot goes to another expert whose load per replica is this many times larger."""
 UNBOUNDED = 2**31 - 1
+MAX_HEADROOM = 1000
 MAX_THREADS = 1024
 """Limit of the native core; more threads than layers are never started."""
 
@@ -197,6 +198,7 @@ def plan(  # noqa: PLR0913 - one keyword per option
     objective: str = "tokens",
     threads: int = 1,
     split: str = "shares",
+    headroom: int = 0,
 ) -> Plan:
     """Plans the placement of the experts of each layer for a load, with the share of each slot.
 
@@ -237,6 +239,8 @@ def plan(  # noqa: PLR0913 - one keyword per option
             65536.
         threads: threads over layers; the plan does not depend on it.
         split: `shares`, or `even` for engines without shares.
+        headroom: maximum number of swaps of two experts in each layer that `incremental` changes
+            with split `shares`, two copies each, which leave shares room to level single batches.
 
     Raises:
         PlacementError: the arguments do not fit together.
@@ -259,7 +263,7 @@ def plan(  # noqa: PLR0913 - one keyword per option
         _parse_installed(installed, shape),
         chosen,
         _native_options(
-            target, slack, node_cost, inputs.sigma, parse_choice(Split, "split", split)
+            target, slack, node_cost, inputs.sigma, parse_choice(Split, "split", split), headroom
         ),
         _per_rank(max_copies_per_rank, policy, installed),
         min(_positive("threads", threads), MAX_THREADS),
@@ -347,7 +351,7 @@ def _parse_installed(installed: npt.ArrayLike | None, shape: ExpertShape) -> Pla
 
 
 def _native_options(
-    target: float, slack: float, node_cost: float, sigma: float, split: Split
+    target: float, slack: float, node_cost: float, sigma: float, split: Split, headroom: int
 ) -> npt.NDArray[np.int32]:
     for name, value, least, most in (
         ("target", target, 0.0, 1000.0),
@@ -357,6 +361,8 @@ def _native_options(
         value = real_number(name, value, PlacementError)
         if not least <= value <= most:
             raise PlacementError(f"{name} must be {least:g} to {most:g}, got {value:g}")
+    if not 0 <= _whole("headroom", headroom) <= MAX_HEADROOM:
+        raise PlacementError(f"headroom must be 0 to {MAX_HEADROOM}, got {headroom}")
     values = target, slack, REPLICA_SWAP_RATIO, node_cost, sigma
     parts = [round(value * SHARE_ONE) for value in values]
-    return np.array([*parts, tuple(Split).index(split)], dtype=np.int32)
+    return np.array([*parts, tuple(Split).index(split), headroom], dtype=np.int32)

@@ -65,6 +65,7 @@ class RebalanceLimits:
         planner: options of the planner.
         nodes: number of nodes.
         split: how rows are divided among replicas.
+        headroom: swaps of each changed layer that leave shares room to level single batches.
     """
 
     min_gain: int
@@ -72,6 +73,7 @@ class RebalanceLimits:
     planner: PlannerOptions
     nodes: int
     split: Split
+    headroom: int = 0
 
 
 def limits_of(config: BalancerConfig, staging: int) -> RebalanceLimits:
@@ -83,6 +85,7 @@ def limits_of(config: BalancerConfig, staging: int) -> RebalanceLimits:
         planner=config.planner,
         nodes=config.nodes,
         split=split,
+        headroom=config.planner.headroom if config.levels_batches else 0,
     )
 
 
@@ -197,6 +200,7 @@ def _call_planner(
         survive=survive,
         sigma=options.sigma,
         split=limits.split,
+        headroom=limits.headroom,
         max_copies=max_copies,
         max_copies_per_rank=limits.staging if policy is PlanningPolicy.INCREMENTAL else None,
     )

@@ -461,9 +461,11 @@ def test_plan_sigma_default_is_that_of_command_line(
 ) -> None:
     sigmas: list[float] = []
 
-    def aims(target: float, slack: float, node_cost: float, sigma: float, split: Split) -> Any:
+    def aims(
+        target: float, slack: float, node_cost: float, sigma: float, split: Split, headroom: int
+    ) -> Any:
         sigmas.append(sigma)
-        return _native_options(target, slack, node_cost, sigma, split)
+        return _native_options(target, slack, node_cost, sigma, split, headroom)
 
     monkeypatch.setattr(planner, "_native_options", aims)
     load = skewed_load(3, windows)
