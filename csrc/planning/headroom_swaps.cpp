@@ -3,8 +3,8 @@
 namespace equipoise {
 namespace {
 
-// Below this part of the mean a swap is for the noise of the window.
-constexpr std::int64_t kToleranceDivisor = 32;
+// A rank has room enough if it has to give away no more than this part of what it can give.
+constexpr std::int64_t kRoomDivisor = 8;
 
 }  // namespace
 
@@ -16,7 +16,7 @@ std::int64_t HeadroomSwaps::run(std::int64_t copies) {
     state_.split_evenly();
     for (std::int32_t swap = 0; swap < options_.headroom && copies >= 2; ++swap, copies -= 2) {
         const std::int32_t rank = fullest();
-        if (excess(rank) <= state_.mean() / kToleranceDivisor || !swap_best(rank)) break;
+        if (excess(rank) <= shared_load(rank) / kRoomDivisor || !swap_best(rank)) break;
     }
     return copies;
 }
@@ -30,6 +30,15 @@ std::int32_t HeadroomSwaps::fullest() const {
 
 std::int64_t HeadroomSwaps::excess(std::int32_t rank) const {
     return state_.rank_load(rank) - state_.load_at(state_.mean(), rank);
+}
+
+// What a rank has of experts with several replicas.
+std::int64_t HeadroomSwaps::shared_load(std::int32_t rank) const {
+    std::int64_t load = 0;
+    const std::int32_t first = rank * topology_.shape.per_rank();
+    for (std::int32_t s = first; s < first + topology_.shape.per_rank(); ++s)
+        if (state_.replicas(state_.expert_at(s)).size > 1) load += state_.flow(s);
+    return load;
 }
 
 // Slots of [first, last) whose experts have no other replica.

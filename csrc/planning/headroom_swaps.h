@@ -15,7 +15,8 @@ namespace equipoise {
 //
 // Each swap is the one that lowers the sum of squared loads most, of all between the fullest rank
 // and another one. Ends after `options.headroom` swaps, without copies left, when nothing is gained
-// or the fullest rank is within a 32nd of the mean.
+// or the fullest rank has room: what it has above the mean is at most an eighth of its load of
+// experts with several replicas, which is what shares can take from it.
 class HeadroomSwaps {
  public:
     HeadroomSwaps(LayerState& state, const RankTopology& topology, const PlanOptions& options);
@@ -26,6 +27,7 @@ class HeadroomSwaps {
  private:
     std::int32_t fullest() const;
     std::int64_t excess(std::int32_t rank) const;
+    std::int64_t shared_load(std::int32_t rank) const;
     void find_movable(std::int32_t first, std::int32_t last, std::vector<std::int32_t>& slots);
     bool swap_best(std::int32_t rank);
 

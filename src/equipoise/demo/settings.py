@@ -100,6 +100,7 @@ class RunSettings:
     target: float = 0.02
     slack: float = 0.1
     sigma: float = 0.0
+    headroom: int = 8
     min_gain: float = 0.01
     survive: int = 0
     nodes: int = 1

@@ -391,6 +391,7 @@ def balancer_config(run_context: RunContext, variant: Variant) -> BalancerConfig
             slack=settings.slack,
             survive=settings.survive,
             sigma=settings.sigma,
+            headroom=settings.headroom,
         ),
         min_gain=settings.min_gain,
         max_stalled_steps=settings.max_stalled_steps * turns,
