@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from equipoise.balancer.experts.agreement.key_collector import KeyCollector
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.agreement.same_on_all_ranks import check_same_on_all_ranks
+from equipoise.balancer.experts.batch_sampler import BatchSampler
 from equipoise.balancer.experts.closing import close_quietly
 from equipoise.balancer.experts.config import BalancerConfig, Locality, RoutingRule, ShareMode
 from equipoise.balancer.experts.context import (
@@ -278,7 +279,8 @@ def build(context: BalancerContext, shape: ExpertShape, layout: Layout) -> Exper
     with ExitStack() as undo:
         loads, *more_communicators = opened = _communicators(context, undo)
         workers = _workers(context, undo)
-        load = _load_window(context, loads, shape, workers.load)
+        sampler = _batch_sampler(context, loads, workers.load, serving_state)
+        load = _load_window(context, loads, shape, workers.load, sampler)
         share_refresh = _share_refresh(context, serving_state, load, shape, workers)
         router = _router(context, serving_state, load, more_communicators)
         path = _path(context, serving_state, locks, more_communicators, workers, shape)
@@ -323,7 +325,7 @@ def _recorder(context: BalancerContext, shape: ExpertShape, router: Router) -> E
     """Returns the recorder of the engine's boundaries."""
     slot_bytes, sub_window = context.store.layout.slot_bytes, context.config.sub_window
     rank = context.members.rank_in_group
-    return EventRecorder(context.events, shape, rank, slot_bytes, sub_window, router.shares)
+    return EventRecorder(context.events, shape, rank, slot_bytes, sub_window, router)
 
 
 def _communicators(context: BalancerContext, undo: ExitStack) -> list[Communicator]:
@@ -370,8 +372,22 @@ def _locks(
     return LayerLocks(accelerator, shape.layers, serving_state.readers, timeout, entries)
 
 
+def _batch_sampler(
+    context: BalancerContext, loads: Communicator, worker: Worker, serving_state: ServingState
+) -> BatchSampler | None:
+    """Returns the sampler of steps, None if no rank has an event sink: a gather is collective."""
+    if not context.loads_watched:
+        return None
+    sharing = context.config.ranks_sharing_rows
+    return BatchSampler(context.accelerator, loads, worker, lambda: serving_state.layout, sharing)
+
+
 def _load_window(
-    context: BalancerContext, loads: Communicator, shape: ExpertShape, worker: Worker
+    context: BalancerContext,
+    loads: Communicator,
+    shape: ExpertShape,
+    worker: Worker,
+    sampler: BatchSampler | None,
 ) -> LoadWindow:
     """Returns the load window; all sub-windows are summed if more than plans use them."""
     config = context.config
@@ -380,7 +396,7 @@ def _load_window(
     period = config.window_size if every else config.step_interval
     cadence = config.sub_window, config.window_size, period, config.step_offset
     schedule = WindowSchedule(*cadence, first_step=context.first_step)
-    return LoadWindow(context.accelerator, loads, shape, schedule, worker)
+    return LoadWindow(context.accelerator, loads, shape, schedule, worker, sampler)
 
 
 def _share_refresh(

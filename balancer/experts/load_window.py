@@ -1,12 +1,14 @@
 """Counts load on the device, and sums it over ranks, one sub-window at a time."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.balancer.experts.batch_sampler import BatchSample, BatchSampler
 from equipoise.balancer.experts.placement import ExpertShape, Load
 from equipoise.balancer.experts.runtime.jobs import (
     EventDone,
@@ -122,6 +124,7 @@ class LoadWindow:
         shape: numbers of layers, experts, slots and ranks.
         schedule: which sub-windows are summed.
         worker: waits for sums.
+        sampler: samples a step of each sub-window; None where no rank has an event sink.
     """
 
     def __init__(
@@ -131,10 +134,12 @@ class LoadWindow:
         shape: ExpertShape,
         schedule: WindowSchedule,
         worker: Worker,
+        sampler: BatchSampler | None = None,
     ) -> None:
         self._accelerator = accelerator
         self._communicator = communicator
         self._worker = worker
+        self._sampler = sampler
         self._schedule = schedule
         self.sums: deque[Load] = deque(maxlen=schedule.window_size // schedule.sub_window)
         """int64 (layers, experts) of the last sub-windows over all ranks, oldest first."""
@@ -171,14 +176,30 @@ class LoadWindow:
 
         Returns whether a new sum was taken.
         """
-        is_new = yield from self.drain()
+        is_new = yield from self._take_sum()
+        if is_new and self._sampler is not None:
+            # The boundary before cleared the counters: they hold the rows of one step. Before they
+            # are cleared again, as they are here if a sub-window is one step long.
+            self._sampler.copy(step - 1, self.counters)
         if self._schedule.ends(step):
+            if self._sampler is not None:
+                yield from self._sampler.drain()
             yield from self._close()
         elif self._schedule.starts(step):
             self._accelerator.stream(Role.COMPUTE).launch(self.counters.zero_)
         return is_new
 
-    def drain(self) -> Job[bool]:
+    def take_samples(self) -> Sequence[BatchSample]:
+        """Returns the sampled steps that have come; never waits. Raises as a sum does."""
+        return () if self._sampler is None else self._sampler.take()
+
+    def drain(self) -> Job[None]:
+        """Waits for the sum and the gather in progress: both are collective."""
+        yield from self._take_sum()
+        if self._sampler is not None:
+            yield from self._sampler.drain()
+
+    def _take_sum(self) -> Job[bool]:
         """Takes the sum in progress; returns whether there was one."""
         match self._state:
             case NotReducing():
@@ -208,10 +229,14 @@ class LoadWindow:
             compute.record(closed)
             if capabilities.independent_groups:
                 self._state = ReducingOnWorker(self._worker.start(self._sum(counts, closed), "sum"))
+                if self._sampler is not None:
+                    self._sampler.issue_on_worker(closed)
                 return
             yield EventDone(closed)
         with compute.current():
             self._state = Reducing(counts, self._communicator.all_reduce(counts))
+        if self._sampler is not None:
+            self._sampler.issue()
 
     def _sum(self, counts: Tensor, closed: Event) -> Job[Load]:
         """Sums on the worker, overlapped with the forward pass."""

@@ -19,6 +19,10 @@ Shares = npt.NDArray[np.int32]
 """(layers, slots): the part of its expert's tokens that a slot takes, in units of 1 / 65536."""
 Load = npt.NDArray[np.int64]
 """(layers, experts): rows, one per (token, k)."""
+BatchCounts = npt.NDArray[np.int32]
+"""(batches, layers, experts): rows of each batch of one step, in the order of their ranks."""
+RankRows = npt.NDArray[np.int64]
+"""(layers, ranks): rows that the experts of each rank compute."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,20 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, Load, Placement
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    ExpertShape,
+    Layout,
+    Load,
+    Placement,
+    RankRows,
+)
+from equipoise.balancer.experts.routing.rank_rows import drawn_rank_rows
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
     BalanceMeasured,
+    BatchBalanceMeasured,
+    BatchSampled,
     EngineClosed,
     Event,
     LoadReduced,
@@ -95,6 +105,8 @@ class EventAggregator:
                 return self._step_done(event)
             case LoadReduced():
                 return self._load_reduced(event)
+            case BatchSampled():
+                return (measure_batch_balance(event),)
             case RebalanceEnded():
                 return self._rebalance_ended(event)
             case EngineClosed():
@@ -147,15 +159,31 @@ def measure_balance(event: LoadReduced) -> BalanceMeasured:
     shares = event.shares(event.load, event.layout, event.shape)
     loads = rank_loads(event.load, replace(event.layout, shares=shares), event.shape)
     busy = loads[loads.sum(axis=1) > 0]
-    mean, most = busy.mean(axis=1), busy.max(axis=1)
-    average, largest = float(mean.sum()), float(most.sum())
+    average, largest = float(busy.mean(axis=1).sum()), float(busy.max(axis=1).sum())
     return BalanceMeasured(
         step=event.step,
         at=now(),
-        imbalance=float((most / mean - 1).mean()) if busy.size else float("nan"),
+        imbalance=mean_imbalance(loads),
         balancedness=average / largest if busy.size else float("nan"),
         mean_rows=average / event.steps,
         max_rows=largest / event.steps,
+    )
+
+
+def mean_imbalance(loads: RankRows | npt.NDArray[np.float64]) -> float:
+    """Returns max/mean - 1 over ranks of (layers, ranks), mean over layers with rows; else nan."""
+    busy = loads[loads.sum(axis=1) > 0]
+    return float((busy.max(axis=1) / busy.mean(axis=1) - 1).mean()) if busy.size else float("nan")
+
+
+def measure_batch_balance(event: BatchSampled) -> BatchBalanceMeasured:
+    """Measures how even one step was, and how even it were without levelling; nan without rows."""
+    context = event.counts, event.layout, event.shape, event.step
+    return BatchBalanceMeasured(
+        step=event.step,
+        at=now(),
+        imbalance=mean_imbalance(event.rank_rows(*context)),
+        unlevelled_imbalance=mean_imbalance(drawn_rank_rows(*context)),
     )
 
 

@@ -8,6 +8,7 @@ from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
     BalanceMeasured,
+    BatchBalanceMeasured,
     Event,
     EventSink,
     RebalanceMeasured,
@@ -44,6 +45,8 @@ class RebalanceLogSink:
 class BalancednessLogSink:
     """Writes a line every `interval` steps, with the first load sum after them.
 
+    The imbalances of a batch are those of the last step that was sampled, and left out before.
+
     Key, meaning and interval are vLLM's. The sums are those that the engine reduces for planning,
     so no further collective is needed.
 
@@ -58,9 +61,15 @@ class BalancednessLogSink:
         self._engine = engine
         self._interval = interval
         self._next_step = 0
+        self._batch_imbalances: dict[str, float] = {}
 
     def emit(self, event: Event) -> None:
         """Implements `EventSink`."""
+        if isinstance(event, BatchBalanceMeasured):
+            self._batch_imbalances = {
+                "batch_imbalance": event.imbalance,
+                "unlevelled_batch_imbalance": event.unlevelled_imbalance,
+            }
         if isinstance(event, BalanceMeasured) and event.step >= self._next_step:
             self._next_step = (event.step // self._interval + 1) * self._interval
             fields = {
@@ -70,6 +79,7 @@ class BalancednessLogSink:
                 "max_tokens": event.max_rows,
                 "balancedness": event.balancedness,
                 "imbalance": event.imbalance,
+                **self._batch_imbalances,
             }
             BALANCEDNESS_LOG.info("%s", logfmt(fields), extra={"equipoise": fields})
 

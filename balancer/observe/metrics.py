@@ -22,6 +22,7 @@ from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
     UNCHANGED,
     BalanceMeasured,
+    BatchBalanceMeasured,
     BoundaryDone,
     Event,
     EventsDropped,
@@ -130,6 +131,9 @@ class PrometheusSink:
             case BalanceMeasured():
                 self._gauges["balancedness"].set(event.balancedness)
                 self._gauges["imbalance"].set(event.imbalance)
+            case BatchBalanceMeasured():
+                self._gauges["batch_imbalance"].set(event.imbalance)
+                self._gauges["unlevelled_batch_imbalance"].set(event.unlevelled_imbalance)
             case StepStalled(_, seconds):
                 self._counters["stall_seconds"].inc(seconds)
             case RebalanceMeasured(record):
@@ -194,6 +198,8 @@ def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
     descriptions = {
         "balancedness": "mean/max of rows over ranks, both summed over layers, last sub-window",
         "imbalance": "max/mean - 1 of rows over ranks, mean over layers, last sub-window",
+        "batch_imbalance": "imbalance of one step of the last sub-window, as it was routed",
+        "unlevelled_batch_imbalance": "the same if its rows were drawn by the installed shares",
         "predicted_imbalance": "imbalance as the last plan that was not aborted predicts it",
         "layers_short_of_staging": "layers that more staging would have made evener in the last "
         "rebalance",

@@ -4,13 +4,18 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from equipoise.balancer.experts.runtime.events import BalanceMeasured, Event, RebalanceMeasured
+from equipoise.balancer.experts.runtime.events import (
+    BalanceMeasured,
+    BatchBalanceMeasured,
+    Event,
+    RebalanceMeasured,
+)
 from equipoise.balancer.observe.log_lines import rebalance_fields
 from equipoise.balancer.observe.wandb_module import MODULE, require_wandb
 
 
 class WandbSink:
-    """Logs every rebalance and the balance of every sub-window to one run.
+    """Logs every rebalance, and the balance of every sub-window and sampled step, to one run.
 
     Args:
         project: name of the project.
@@ -34,6 +39,9 @@ class WandbSink:
             case BalanceMeasured():
                 even = {"balancedness": event.balancedness, "imbalance": event.imbalance}
                 self._log("load", {"step": event.step, **even})
+            case BatchBalanceMeasured(step, _, imbalance, unlevelled):
+                batch = {"imbalance": imbalance, "unlevelled_imbalance": unlevelled}
+                self._log("batch", {"step": step, **batch})
 
     def close(self) -> None:
         """Finishes the run, if one was started."""

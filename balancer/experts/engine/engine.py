@@ -252,6 +252,8 @@ class RebalanceEngine:
         summed = yield from self._load.advance(step)
         if summed:
             self._recorder.load_reduced(step - 1, self._load.latest, self._serving_state.layout)
+        for sample in self._load.take_samples():
+            self._recorder.batch_sampled(sample)
         # Always before the verdict: all ranks have to install shares and layers in the same order.
         yield from self._share_refresh.before_step(summed)
         if isinstance(self._state, Updating):

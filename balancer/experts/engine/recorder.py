@@ -4,9 +4,9 @@ It is called only at boundaries that have work. It reads clocks and passes refer
 sink computes figures from them, on another thread.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from equipoise.balancer.experts.batch_sampler import BatchSample
 from equipoise.balancer.experts.engine.states import (
     Draining,
     Failed,
@@ -23,11 +23,12 @@ from equipoise.balancer.experts.placement import (
     Layout,
     Load,
     Placement,
-    Shares,
 )
 from equipoise.balancer.experts.planning.proposal import Proposal
+from equipoise.balancer.experts.routing.routers import Router
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
+    BatchSampled,
     BoundaryDone,
     EngineClosed,
     EventSink,
@@ -64,7 +65,7 @@ class EventRecorder:
         rank_in_group: position of this rank among the ranks that hold slots.
         slot_bytes: bytes of one slot.
         sub_window: steps per sub-window.
-        shares: computes the shares that the router applies, for a load and a layout.
+        router: computes the shares that it applies, and the rows that it gives each rank.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class EventRecorder:
         rank_in_group: int,
         slot_bytes: int,
         sub_window: int,
-        shares: Callable[[Load, Layout, ExpertShape], Shares],
+        router: Router,
     ) -> None:
         self._sink = sink
         self._shape = shape
         self._rank_in_group = rank_in_group
         self._slot_bytes = slot_bytes
         self._sub_window = sub_window
-        self._shares = shares
+        self._router = router
         self._step = 0
         self._boundary_began = now()
         self._state: State = Idle()
@@ -96,7 +97,15 @@ class EventRecorder:
     def load_reduced(self, step: int, load: Load, layout: Layout) -> None:
         """Emits the load of the sub-window that ended at boundary `step`."""
         self._sink.emit(
-            LoadReduced(step, self._sub_window, load, layout, self._shape, self._shares)
+            LoadReduced(step, self._sub_window, load, layout, self._shape, self._router.shares)
+        )
+
+    def batch_sampled(self, sample: BatchSample) -> None:
+        """Emits the batches of a step that was sampled."""
+        self._sink.emit(
+            BatchSampled(
+                sample.step, sample.counts, sample.layout, self._shape, self._router.rank_rows
+            )
         )
 
     def rebalance_ended(self, state: State, report: RebalanceReport) -> None:

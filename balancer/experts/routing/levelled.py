@@ -8,7 +8,16 @@ not matter, and a captured graph replays it.
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Shares, solve_shares
+from equipoise.balancer.experts.placement import (
+    BatchCounts,
+    ExpertShape,
+    Layout,
+    Load,
+    RankRows,
+    Shares,
+    solve_shares,
+)
+from equipoise.balancer.experts.routing.rank_rows import levelled_rank_rows
 from equipoise.balancer.experts.routing.routers import scratch
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
@@ -55,6 +64,12 @@ class LocalShareRouter:
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Returns the shares that level such a load: what the batches of a window add up to."""
         return solve_shares(load, layout.placement, shape)
+
+    def rank_rows(
+        self, counts: BatchCounts, layout: Layout, shape: ExpertShape, step: int
+    ) -> RankRows:
+        """Returns the rows of each batch divided by itself."""
+        return levelled_rank_rows(counts, layout, shape)
 
 
 class GroupShareRouter:
@@ -118,6 +133,13 @@ class GroupShareRouter:
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Returns the shares that level such a load."""
         return solve_shares(load, layout.placement, shape)
+
+    def rank_rows(
+        self, counts: BatchCounts, layout: Layout, shape: ExpertShape, step: int
+    ) -> RankRows:
+        """Returns the rows of each group's batches divided as one."""
+        groups = len(counts) // len(self._counts_of_batches)
+        return levelled_rank_rows(counts, layout, shape, groups)
 
     def _sum(self) -> None:
         batches = self._counts_of_batches

@@ -14,12 +14,22 @@ The assignment is exact up to 65,536 rows of one expert in one rank's batch. Bey
 rows of each 65,536 may go to the next replica.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Shares, solve_shares
+from equipoise.balancer.experts.placement import (
+    BatchCounts,
+    ExpertShape,
+    Layout,
+    Load,
+    RankRows,
+    Shares,
+    solve_shares,
+)
+from equipoise.balancer.experts.routing.layer_update import table_update
+from equipoise.balancer.experts.routing.rank_rows import total_counts
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables
@@ -197,6 +207,20 @@ class LocalFirstRouter:
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Returns shares solved on the load itself."""
         return solve_shares(load, layout.placement, shape)
+
+    def rank_rows(
+        self, counts: BatchCounts, layout: Layout, shape: ExpertShape, step: int
+    ) -> RankRows:
+        """Returns the quotas of the ranks: which of its rows a rank keeps does not change them."""
+        total = total_counts(counts)
+        solved = replace(layout, shares=solve_shares(total, layout.placement, shape))
+        tables = table_update(solved, shape, range(shape.layers))
+        rank_rows = torch.zeros(shape.layers, shape.ranks, dtype=torch.int64)
+        for layer, rows in enumerate(torch.from_numpy(total)):
+            runs = ReplicaRuns.of(tables.start[layer], tables.replicas[layer], shape.ranks)
+            quotas = _quotas(rows, runs, tables.cumulative[layer], layer)
+            rank_rows[layer].index_add_(0, runs.rank, quotas)
+        return rank_rows.numpy()
 
     def _sum(self) -> None:
         torch.sum(self._counts_by_rank, 0, dtype=torch.int64, out=self._total)

@@ -4,17 +4,24 @@ Routing rules of other engines are here too, for comparison and migration: they 
 rows evenly among its replicas and ignore shares.
 """
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from equipoise.balancer.experts.placement import (
+    BatchCounts,
     ExpertShape,
     Layout,
     Load,
+    RankRows,
     Shares,
     even_shares,
+)
+from equipoise.balancer.experts.routing.rank_rows import (
+    drawn_rank_rows,
+    even_rank_rows,
 )
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Salt, Tables
@@ -36,6 +43,15 @@ class Router(Protocol):
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Returns the shares by which rows of such a load are divided; for reports."""
+        ...
+
+    def rank_rows(
+        self, counts: BatchCounts, layout: Layout, shape: ExpertShape, step: int
+    ) -> RankRows:
+        """Returns the rows that each rank got of the batches of a step; for reports.
+
+        `layout` is the one that the step was routed with. Any thread may call.
+        """
         ...
 
 
@@ -77,6 +93,12 @@ class TableRouter:
         """Returns the installed shares."""
         return layout.shares
 
+    def rank_rows(
+        self, counts: BatchCounts, layout: Layout, shape: ExpertShape, step: int
+    ) -> RankRows:
+        """Returns a draw by the installed shares."""
+        return drawn_rank_rows(counts, layout, shape, step)
+
 
 def scratch(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Returns zeros like another tensor.
@@ -115,6 +137,13 @@ class RowHashRouter:
         """Returns even shares."""
         return even_shares(layout.placement, shape.experts)
 
+    def rank_rows(
+        self, counts: BatchCounts, layout: Layout, shape: ExpertShape, step: int
+    ) -> RankRows:
+        """Returns a draw by even shares."""
+        even = replace(layout, shares=even_shares(layout.placement, shape.experts))
+        return drawn_rank_rows(counts, even, shape, step)
+
 
 class BlockRoundRobinRouter:
     """Routes by TensorRT-LLM's rule: replicas in turn within a block of 1024 elements.
@@ -139,6 +168,12 @@ class BlockRoundRobinRouter:
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Returns even shares."""
         return even_shares(layout.placement, shape.experts)
+
+    def rank_rows(
+        self, counts: BatchCounts, layout: Layout, shape: ExpertShape, step: int
+    ) -> RankRows:
+        """Returns the rows of turns; which replica begins is not known, a row of each expert."""
+        return even_rank_rows(counts, layout, shape)
 
 
 class _RuleRouter:

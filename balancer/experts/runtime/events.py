@@ -11,7 +11,15 @@ from enum import StrEnum
 from time import perf_counter
 from typing import Protocol
 
-from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Placement, Shares
+from equipoise.balancer.experts.placement import (
+    BatchCounts,
+    ExpertShape,
+    Layout,
+    Load,
+    Placement,
+    RankRows,
+    Shares,
+)
 
 COMMITTED = "committed"
 """Outcome of a rebalance that changed slots."""
@@ -116,6 +124,27 @@ class LoadReduced:
     shares: Callable[[Load, Layout, ExpertShape], Shares]
 
 
+@dataclass(frozen=True)
+class BatchSampled:
+    """The counts of one step were gathered from all ranks, once in a sub-window.
+
+    Attributes:
+        step: the step.
+        counts: int32 (batches, layers, experts), rows of each rank; ranks that route the same rows
+            have one batch.
+        layout: the layout that the step was routed with.
+        shape: numbers of layers, experts, slots and ranks.
+        rank_rows: computes the rows that the router gave each rank, int64 (layers, ranks), for the
+            counts, the layout, the shape and the step.
+    """
+
+    step: int
+    counts: BatchCounts
+    layout: Layout
+    shape: ExpertShape
+    rank_rows: Callable[[BatchCounts, Layout, ExpertShape, int], RankRows]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RebalanceRecord:
     """The record of a rebalance.
@@ -216,6 +245,24 @@ class BalanceMeasured:
 
 
 @dataclass(frozen=True)
+class BatchBalanceMeasured:
+    """The balance of one step: of its batches as they were routed, and without levelling.
+
+    Attributes:
+        step: the step.
+        at: time of the computation.
+        imbalance: max/mean - 1 over ranks, mean over layers.
+        unlevelled_imbalance: the same if the rows of these batches are drawn by the installed
+            shares; the same figure where they are drawn by them.
+    """
+
+    step: int
+    at: float
+    imbalance: float
+    unlevelled_imbalance: float
+
+
+@dataclass(frozen=True)
 class StepStalled:
     """A step during a rebalance took `seconds` longer than the median step outside."""
 
@@ -237,11 +284,14 @@ EngineEvent = (
     | StateChanged
     | RebalanceSkipped
     | LoadReduced
+    | BatchSampled
     | RebalanceEnded
     | EngineClosed
 )
 """Events that engines and serve loops emit."""
-DerivedEvent = RebalanceMeasured | BalanceMeasured | StepStalled | EventsDropped
+DerivedEvent = (
+    RebalanceMeasured | BalanceMeasured | BatchBalanceMeasured | StepStalled | EventsDropped
+)
 """Events that are derived from others."""
 Event = EngineEvent | DerivedEvent
 

@@ -3,19 +3,33 @@ import torch
 from helpers.eager_worker import EagerWorker
 from helpers.processes.thread_ranks import GroupMember, on_ranks
 
+from equipoise.balancer.experts.batch_sampler import BatchSampler
 from equipoise.balancer.experts.load_window import LoadWindow, WindowSchedule
-from equipoise.balancer.experts.placement import ExpertShape
+from equipoise.balancer.experts.placement import (
+    ExpertShape,
+    Layout,
+    even_shares,
+    initial_placement,
+)
 from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.experts.runtime.jobs import run_blocking
 from equipoise.hal.stream import Role
 
 SHAPE = ExpertShape(layers=1, experts=2, slots=2, ranks=1)
+LAYOUT = Layout(initial_placement(SHAPE), even_shares(initial_placement(SHAPE), SHAPE.experts))
 
 
 def window(member: GroupMember, sub_window: int = 2, total: int = 4, period: int = 0) -> LoadWindow:
     loads, worker = member.fabric.open("loads"), EagerWorker(Track.LOAD, 20.0)
     schedule = WindowSchedule(sub_window, total, period or total)
     return LoadWindow(member.accelerator, loads, SHAPE, schedule, worker)
+
+
+def sampled_window(member: GroupMember) -> LoadWindow:
+    """A window of two-step sub-windows that samples a step of each."""
+    loads, worker = member.fabric.open("loads"), EagerWorker(Track.LOAD, 20.0)
+    sampler = BatchSampler(member.accelerator, loads, worker, lambda: LAYOUT)
+    return LoadWindow(member.accelerator, loads, SHAPE, WindowSchedule(2, 4, 4), worker, sampler)
 
 
 def count(member: GroupMember, load: LoadWindow, *rows: int) -> None:
@@ -122,3 +136,30 @@ def test_load_window_due_names_next_boundary_with_work() -> None:
         return due
 
     assert on_ranks(1, program) == [[3, 3, 3, 4, 6]]
+
+
+def test_load_window_keeps_samples_that_nobody_has_taken_until_its_end() -> None:
+    def program(member: GroupMember) -> list[tuple[int, list[list[int]]]]:
+        load = sampled_window(member)
+        for step in range(9):
+            run_blocking(load.advance(step), 20.0)
+            count(member, load, step, member.rank)
+        run_blocking(load.drain(), 20.0)
+        # Closed before steps 2, 4, 6 and 8, each with the gather of the step sampled before.
+        return [(sample.step, sample.counts[:, 0].tolist()) for sample in load.take_samples()]
+
+    samples = [(step, [[step, 0], [step, 1]]) for step in (2, 4, 6)]
+    assert on_ranks(2, program) == [samples] * 2
+
+
+def test_load_window_has_no_further_boundary_with_work_for_samples() -> None:
+    def program(member: GroupMember) -> list[int]:
+        load = sampled_window(member)
+        due = []
+        for step in range(6):
+            run_blocking(load.advance(step), 20.0)
+            due.append(load.next_due_step(step))
+        run_blocking(load.drain(), 20.0)
+        return due
+
+    assert on_ranks(1, program) == [[2, 2, 3, 4, 5, 6]]

@@ -1,12 +1,14 @@
 """What is left of three ranks when one or two are gone."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 from helpers.processes.thread_ranks import GroupMember, on_ranks
+from helpers.strategies.engine_events import RecordingSink
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +29,7 @@ from equipoise.balancer.experts.placement import (
 )
 from equipoise.balancer.experts.planning.topology import topology
 from equipoise.balancer.experts.recovery import surviving_layout, surviving_nodes
-from equipoise.balancer.experts.runtime.events import COMPLETED
+from equipoise.balancer.experts.runtime.events import COMPLETED, NO_EVENTS, BatchSampled
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.hal.checksum import checksum
 from equipoise.hal.errors import ExpertsLost, PlacementError, RanksDiffer, UsageError
@@ -130,6 +132,38 @@ def test_reconfigure_drops_load_of_short_first_sub_window(step: int) -> None:
 
     # Two steps of 40 rows on three ranks; one step, or none, would be less.
     assert on_ranks(3, program) == [{240}] * 3
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_reconfigure_samples_steps_of_remaining_ranks(step: int) -> None:
+    sink, active = RecordingSink(), [0, 2]
+
+    def program(member: GroupMember) -> None:
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE_PLACEMENT))
+        layout = Layout(SAFE_PLACEMENT, even_shares(SAFE_PLACEMENT, SHAPE.experts))
+        ends = member.accelerator, member.fabric, store, SHAPE, layout, config()
+        events = sink if member.rank == 2 else NO_EVENTS  # which becomes rank 1
+        balancer = open_balancer(*ends, event_sink=events)
+        if member.rank not in active:
+            balancer.close()
+            return
+        shrunk = balancer.reconfigure(active, step)
+        lockstep = member.fabric.open("lockstep", active)
+        for number in range(step, step + 12):
+            shrunk.before_step(number)
+            rows = torch.tensor((number, 1, 1, member.rank), dtype=torch.int32)
+            member.accelerator.stream(Role.COMPUTE).launch(partial(shrunk.load.counters.add_, rows))
+            lockstep.barrier().result(30.0)
+        shrunk.close()
+
+    on_ranks(3, program)
+    samples = [event for event in sink.events if isinstance(event, BatchSampled)]
+    assert samples
+    for sample in samples:
+        rows_by_rank = [[sample.step, 1, 1, rank] for rank in active]
+        assert sample.counts.tolist() == [[rows] * SHAPE.layers for rows in rows_by_rank]
+        assert sample.layout.placement.shape == (SHAPE.layers, 6)
+        assert sample.shape.ranks == 2
 
 
 @pytest.mark.parametrize("active", [[0, 1], [0, 2], [1, 2]])

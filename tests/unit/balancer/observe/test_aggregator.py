@@ -22,6 +22,8 @@ from equipoise import _native
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, imbalance
 from equipoise.balancer.experts.runtime.events import (
     BalanceMeasured,
+    BatchBalanceMeasured,
+    BatchSampled,
     EngineClosed,
     Event,
     RebalanceMeasured,
@@ -83,6 +85,28 @@ def test_balance_uses_shares_applied_by_router() -> None:
     assert loads.tolist() == [[60.0, 20.0]] * 2
     assert applied_balance.imbalance == pytest.approx(0.5)
     assert even_balance.imbalance == pytest.approx(0.25)
+
+
+def batch_sampled(counts: list[list[int]], routed: list[int]) -> BatchSampled:
+    """A sample of two ranks' rows by expert, alike in every layer, and of the rows by rank."""
+    batches = np.array(counts, dtype=np.int32)[:, None, :].repeat(SHAPE.layers, axis=1)
+    rank_rows = np.array([routed] * SHAPE.layers, dtype=np.int64)
+    layout = load_reduced(8, rows(1, 1, 1, 1)).layout
+    return BatchSampled(7, batches, layout, SHAPE, lambda *_: rank_rows)
+
+
+def test_batch_balance_is_of_routed_rows_and_of_rows_without_levelling() -> None:
+    # Slots hold 0 1 2 | 2 3 0: all rows of expert 1 are on the first rank, however they are drawn.
+    (event,) = read(batch_sampled([[0, 3, 0, 0], [0, 5, 0, 0]], routed=[5, 3]))
+    assert isinstance(event, BatchBalanceMeasured)
+    assert (event.step, event.imbalance, event.unlevelled_imbalance) == (7, 0.25, 1.0)
+
+
+def test_batch_balance_of_step_without_rows_is_nan() -> None:
+    (event,) = read(batch_sampled([[0, 0, 0, 0]], routed=[0, 0]))
+    assert isinstance(event, BatchBalanceMeasured)
+    assert math.isnan(event.imbalance)
+    assert math.isnan(event.unlevelled_imbalance)
 
 
 @given(st.data())

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
-from equipoise.balancer.experts.runtime.events import UNCHANGED, BalanceMeasured, RebalanceMeasured
+from equipoise.balancer.experts.runtime.events import (
+    UNCHANGED,
+    BalanceMeasured,
+    BatchBalanceMeasured,
+    RebalanceMeasured,
+)
 from equipoise.balancer.observe.log_lines import (
     BALANCEDNESS_LOG,
     REBALANCE_LOG,
@@ -126,6 +131,20 @@ def test_balancedness_is_logged_at_first_sum_after_each_interval(
             lines.emit(balance(step))
     assert [int(parse_logfmt(line.message)["step"]) for line in caplog.records] == logged_steps
     assert parse_logfmt(caplog.records[0].message)["balancedness"] == "0.8"
+
+
+def test_balancedness_line_has_imbalances_of_last_sampled_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = BalancednessLogSink("exact", 1)
+    with caplog.at_level(logging.INFO, BALANCEDNESS_LOG.name):
+        lines.emit(balance(2))
+        lines.emit(BatchBalanceMeasured(2, 0.0, imbalance=0.125, unlevelled_imbalance=0.5))
+        lines.emit(balance(4))
+    first, second = (parse_logfmt(line.message) for line in caplog.records)
+    known = {"batch_imbalance": "0.125", "unlevelled_batch_imbalance": "0.5"}
+    assert second.keys() - first.keys() == known.keys()
+    assert {key: second[key] for key in known} == known
 
 
 def test_balancedness_interval_of_zero_is_refused() -> None:

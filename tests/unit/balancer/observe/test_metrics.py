@@ -14,6 +14,7 @@ from helpers.watchdog import WATCHDOG
 from equipoise.balancer.experts.runtime.events import (
     UNCHANGED,
     BalanceMeasured,
+    BatchBalanceMeasured,
     BoundaryDone,
     EventsDropped,
     RebalanceMeasured,
@@ -36,6 +37,8 @@ MAX_SERIES = 110
 GAUGES = (
     "equipoise_balancedness",
     "equipoise_imbalance",
+    "equipoise_batch_imbalance",
+    "equipoise_unlevelled_batch_imbalance",
     "equipoise_predicted_imbalance",
     "equipoise_layers_short_of_staging",
 )
@@ -96,11 +99,14 @@ def test_metrics_expose_load_stall_boundary_and_dropped_events(registry: Any) ->
     metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
+    metrics.emit(BatchBalanceMeasured(4, 0.0, imbalance=0.5, unlevelled_imbalance=0.875))
     metrics.emit(StepStalled(9, 0.5))
     metrics.emit(BoundaryDone(9, 1.0, 1.125))
     metrics.emit(EventsDropped(3))
     assert value(registry, "equipoise_balancedness") == 0.75
     assert value(registry, "equipoise_imbalance") == 0.25
+    assert value(registry, "equipoise_batch_imbalance") == 0.5
+    assert value(registry, "equipoise_unlevelled_batch_imbalance") == 0.875
     assert value(registry, "equipoise_stall_seconds_total") == 0.5
     assert value(registry, "equipoise_boundary_seconds_sum") == 0.125
     assert value(registry, "equipoise_events_dropped_total") == 3

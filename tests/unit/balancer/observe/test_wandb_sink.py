@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from helpers.strategies.engine_events import record, state_changed
 
-from equipoise.balancer.experts.runtime.events import BalanceMeasured, RebalanceMeasured
+from equipoise.balancer.experts.runtime.events import (
+    BalanceMeasured,
+    BatchBalanceMeasured,
+    RebalanceMeasured,
+)
 from equipoise.balancer.observe.wandb_module import WandbMissing
 from equipoise.balancer.observe.wandb_sink import WandbSink
 
@@ -54,13 +58,15 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
     sink.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
+    sink.emit(BatchBalanceMeasured(4, 0.0, imbalance=0.5, unlevelled_imbalance=0.875))
     sink.close()
     sink.close()
     assert wandb.init_calls == [{"project": "mine", "config": {"ranks": 4}}]
-    rebalance, load = wandb.run.logged
+    rebalance, load, batch = wandb.run.logged
     assert rebalance["rebalance/predicted_imbalance"] == 0.1
     assert rebalance["rebalance/actual_imbalance"] == 0.125
     assert load == {"load/step": 8, "load/balancedness": 0.75, "load/imbalance": 0.25}
+    assert batch == {"batch/step": 4, "batch/imbalance": 0.5, "batch/unlevelled_imbalance": 0.875}
     assert wandb.run.finished == 1
 
 

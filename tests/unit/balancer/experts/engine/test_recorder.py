@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from equipoise.balancer.experts.runtime.events import (
 REBALANCE = RebalanceId(3, 5)
 UNDONE: Any = None
 """A task that nobody looks at."""
+UNUSED_ROUTER: Any = SimpleNamespace(shares=None, rank_rows=None)
 BEFORE, AFTER = (Layout(p, even_shares(p, SHAPE.experts)) for p in placements())
 PARTS = np.array([0, 1 << 16]), np.array([0, 1 << 14])
 PROPOSAL = Proposal(RebalancePlan(AFTER, (1,), *PARTS), (), "digest")
@@ -52,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def record_states(sink: RecordingSink, states: list[State], report: RebalanceReport | None) -> None:
     """Records a boundary per state; the rebalance, if any, ends at the last."""
-    recorder = EventRecorder(sink, SHAPE, 0, 100, 2, lambda load, at, shape: at.shares)
+    recorder = EventRecorder(sink, SHAPE, 0, 100, 2, UNUSED_ROUTER)
     for step, state in enumerate(states):
         recorder.begin_boundary(step)
         if report is not None and step == len(states) - 1:
