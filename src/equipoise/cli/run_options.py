@@ -88,8 +88,8 @@ OPTIONS = (
     Option(key="sigma", kind=kinds.REAL, group=PLANS, metavar="Z",
            help="plan for the load of the window and so many standard deviations more: 0 to 100"),
     Option(key="headroom", kind=kinds.WHOLE, group=PLANS, metavar="N",
-           help="swaps of two experts in each layer that changes, so that shares have room to level "
-           "single batches: 0 to 1000; of effect with --shares local, node and exact"),
+           help="swaps of two experts in each layer that changes, so that shares have room to "
+           "level single batches: 0 to 1000; for the variants local, node and exact"),
     Option(key="min_gain", kind=kinds.REAL, group=PLANS, metavar="X",
            help="imbalance, max/mean - 1, that a layer must gain for any of its weights to move"),
     Option(key="survive", kind=kinds.WHOLE, group=PLANS, metavar="0|1|2",

@@ -20,6 +20,7 @@ from equipoise.demo.settings import (
     RoutingRule,
     RunSettings,
     Shares,
+    VariantName,
     available_variants,
 )
 from equipoise.hal.errors import BackendUnavailable, UsageError
@@ -42,6 +43,8 @@ INEFFECTIVE_WITH_COMMIT = {
     },
 }
 """Options that have no effect with a commit mode, and why."""
+LEVELLED_VARIANTS = {VariantName.LOCAL, VariantName.NODE, VariantName.EXACT}
+"""Those whose plans leave shares room to level batches."""
 INEFFECTIVE_UNBALANCED = {
     **dict.fromkeys(("slots", "shares", "locality", "routing_rule"), "every expert has one slot"),
     **dict.fromkeys(("window_size", "step_interval"), "nothing is planned"),
@@ -80,6 +83,11 @@ def check_ineffective_options(request: RunRequest) -> None:
         if key in explicit:
             name = BY_KEY[key].name
             raise UsageError(f"{name} has no meaning with --commit {settings.commit}: {why}")
+    if "headroom" in explicit and not set(_served(settings)) & LEVELLED_VARIANTS:
+        raise UsageError(
+            "--headroom has no meaning without a variant that levels each batch: local, node or "
+            "exact"
+        )
     if "metrics_address" in explicit and settings.metrics_port is None:
         raise UsageError("--metrics-address has no meaning without --metrics-port: none are served")
     if "log_balancedness_interval" in explicit and not settings.log_balancedness:
@@ -87,6 +95,10 @@ def check_ineffective_options(request: RunRequest) -> None:
             "--log-balancedness-interval has no meaning without --log-balancedness: "
             "no line is written"
         )
+
+
+def _served(settings: RunSettings) -> tuple[VariantName, ...]:
+    return settings.variants or available_variants(settings)
 
 
 def check_unbalanced_options(explicit: Set[str], how: str) -> None:
@@ -107,7 +119,7 @@ def _check_variants(settings: RunSettings) -> None:
     for name in settings.variants:
         if name not in available:
             raise UsageError(
-                f"--variants {name} cannot be served {_limit(settings)}; "
+                f"--variants {name} cannot be served {_limit(settings, name)}; "
                 f"known: {', '.join(available)}"
             )
     if available[-1] not in settings.variants:
@@ -117,12 +129,14 @@ def _check_variants(settings: RunSettings) -> None:
         )
 
 
-def _limit(settings: RunSettings) -> str:
-    """The option that decides which variants a run can serve, in words."""
+def _limit(settings: RunSettings, name: VariantName) -> str:
+    """The option that keeps a run from serving a variant, in words."""
     if settings.placement is not None:
         return "with --placement"
     if settings.routing_rule is not RoutingRule.SHARES:
         return f"with --routing-rule {settings.routing_rule}"
+    if name is VariantName.NODE:
+        return "with --nodes 1, unless --shares is node"
     return "without --placement"
 
 

@@ -209,6 +209,11 @@ def test_run_serves_variants_of_config_file(
             "known: unbalanced, static, lagged, exact, local",
         ),
         (
+            ("--variants", "node", "exact"),
+            "--variants node cannot be served with --nodes 1, unless --shares is node; "
+            "known: unbalanced, static, lagged, local, exact",
+        ),
+        (
             ("--variants", "exact", "--routing-rule", "vllm"),
             "--variants exact cannot be served with --routing-rule vllm; known: unbalanced, static",
         ),

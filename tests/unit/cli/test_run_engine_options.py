@@ -46,6 +46,15 @@ BAD = {
     "a target below balance": (("--target", "-0.1"), "--target must be 0 to 1000, got -0.1"),
     "a target that is no number": (("--target", "nan"), "expected a number, got 'nan'"),
     "slack beyond the mean": (("--slack", "1.1"), "--slack must be 0 to 1, got 1.1"),
+    "many swaps": (("--headroom", "1001"), "--headroom must be 0 to 1000, got 1001"),
+    "headroom of shares that level no batch": (
+        ("--headroom", "4", "--variants", "static", "lagged"),
+        "--headroom has no meaning without a variant that levels each batch: local, node or exact",
+    ),
+    "headroom of another engine's rule": (
+        ("--headroom", "4", "--routing-rule", "vllm"),
+        "--headroom has no meaning without a variant that levels each batch: local, node or exact",
+    ),
     "many deviations": (("--sigma", "101"), "--sigma must be 0 to 100, got 101"),
     "negative minimum gain": (("--min-gain", "-1"), "--min-gain must be 0 to 1000, got -1"),
     "endless minimum gain": (("--min-gain", "1e300"), "must be 0 to 1000, got 1e+300"),
@@ -205,9 +214,11 @@ def test_engine_options_arrive_from_config_file(
 
 
 def test_engine_option_cases_cover_every_option() -> None:
-    """Of the locked path's own there is one, which goes with nothing of the other path."""
+    """But for one of the locked path, which goes with nothing of the other path, and one of
+    levelled shares, which goes with no other engine's rule."""
     bounds = {key for key, option in BY_KEY.items() if option.group in (PLANS, MOVES)}
-    assert bounds | {"routing_rule"} == set(OPTION_VALUES) | {"layer_updates_per_iter"}
+    alone = {"layer_updates_per_iter", "headroom"}
+    assert bounds | {"routing_rule"} == set(OPTION_VALUES) | alone
 
 
 @pytest.mark.slow
@@ -217,6 +228,14 @@ def test_layer_updates_option_arrives_with_in_place_commit(
     line = ("run", "--quiet", "--commit", "in_place", "--layer-updates-per-iter", "5")
     assert equipoise(*line).code == 0
     assert [settings.layer_updates_per_iter for settings in launched_settings] == [5]
+
+
+@pytest.mark.slow
+def test_headroom_option_arrives_with_levelled_shares(
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings]
+) -> None:
+    assert equipoise("run", "--quiet", "--variants", "local", "--headroom", "3").code == 0
+    assert [settings.headroom for settings in launched_settings] == [3]
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RoutingRule if rule is not RoutingRule.SHARES])
