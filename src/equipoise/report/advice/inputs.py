@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise import _native
-from equipoise.balancer.experts.placement import ExpertShape, Placement, even_shares
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, even_shares
 from equipoise.balancer.experts.planning.planner import plan
-from equipoise.balancer.experts.routing.layer_update import build_tables
+from equipoise.balancer.experts.routing.rank_rows import levelled_rank_rows
 from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
@@ -153,48 +152,30 @@ class TrainTestSplit:
     def imbalance_with_local_shares(self, placement: Placement, ranks: int, rows: int) -> Reals:
         """(layers,): that of steps of `rows` rows over all ranks, each of which levels its own.
 
-        Every rank draws its rows by the counts of a window, `MAX_LOCAL_ROWS` at most, and routes
+        Every rank draws its rows by the counts of a window, `MAX_LOCAL_ROWS` at most, and divides
         them by the engine's own kernel; mean over `LOCAL_WINDOWS` windows.
         """
-        places = np.linspace(0, self.test.windows - 1, min(LOCAL_WINDOWS, self.test.windows))
-        rows_of_rank = max(1, min(rows // ranks, MAX_LOCAL_ROWS))
         layers, slots = placement.shape
         shape = ExpertShape(layers, self.test.experts, slots, ranks)
-        even = even_shares(placement, shape.experts)
-        tables = build_tables(placement, even, shape, range(shape.layers))
-        imbalances = np.full((len(places), shape.layers), np.nan)
-        for place, window in enumerate(places.round().astype(int)):
-            draws = np.random.default_rng(int(window))
-            for layer, counts in enumerate(self.test.counts[window]):
-                if not counts.any():
-                    continue
-                chances = counts / counts.sum()
-                table = tables.start[layer].numpy(), tables.replicas[layer].numpy()
-                slot_rows = np.zeros(shape.slots, dtype=np.int64)
-                for rank, own in enumerate(draws.multinomial(rows_of_rank, chances, size=ranks)):
-                    slot_rows += _levelled(own, table, ranks, rank, layer)
-                rank_rows = slot_rows.reshape(ranks, -1).sum(axis=1)
-                imbalances[place, layer] = rank_rows.max() / rank_rows.mean() - 1.0
-        return _mean_of_known(imbalances)
+        layout = Layout(placement, even_shares(placement, shape.experts))
+        rows_of_rank = max(1, min(rows // ranks, MAX_LOCAL_ROWS))
+        places = np.linspace(0, self.test.windows - 1, min(LOCAL_WINDOWS, self.test.windows))
+        imbalances = []
+        for window in places.round().astype(int).tolist():
+            load = self.test.counts[window]
+            # A layer without rows draws something, which is left out.
+            chances = np.where(load.any(axis=1, keepdims=True), load, 1).astype(np.float64)
+            chances /= chances.sum(axis=1, keepdims=True)
+            draws = np.random.default_rng(window)
+            counts = draws.multinomial(rows_of_rank, chances, size=(ranks, layers))
+            by_rank = levelled_rank_rows(counts.astype(np.int32), layout, shape)
+            uneven = by_rank.max(axis=1) / by_rank.mean(axis=1) - 1.0
+            imbalances.append(np.where(load.any(axis=1), uneven, np.nan))
+        return _mean_of_known(np.array(imbalances))
 
     def chance_imbalance(self, ranks: int, rows: int) -> float:
         """What chance alone leaves of so many rows of a layer on balanced ranks."""
         return chance_imbalance(rows, ranks)
-
-
-def _levelled(
-    counts: "np.typing.NDArray[np.int64]",
-    table: "tuple[np.typing.NDArray[np.int32], np.typing.NDArray[np.int32]]",
-    ranks: int,
-    rank: int,
-    layer: int,
-) -> "np.typing.NDArray[np.int64]":
-    """(slots,): rows that each slot gets of one rank's batch; `table` is start and replicas."""
-    ids = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
-    slots, row_counts = np.empty_like(ids), np.empty(counts.size, dtype=np.int32)
-    _native.route_levelled(ids, *table, ranks, rank, layer, slots, row_counts)
-    slot_rows: np.typing.NDArray[np.int64] = np.bincount(slots, minlength=table[1].size)
-    return slot_rows
 
 
 def _windows(
