@@ -146,8 +146,8 @@ class ExpertBalancer:
     def _wait_for_compute(self) -> None:
         """Waits until the compute stream has finished its operations of the communicators.
 
-        Exact shares launch a sum per layer on it, which a program may only issue when the stream
-        reaches it: closing the communicator earlier would fail the stream.
+        Node and exact shares launch a gather per layer on it, which a program may only issue when
+        the stream reaches it: closing the communicator earlier would fail the stream.
         """
         accelerator = self.context.accelerator
         idle = stream_idle(accelerator, accelerator.stream(Role.COMPUTE))
@@ -344,8 +344,24 @@ def _communicators(context: BalancerContext, undo: ExitStack) -> list[Communicat
     return opened
 
 
+def check_whole_batches(context: BalancerContext) -> None:
+    """Raises `EngineError` where a part of the ranks that route the same rows was lost.
+
+    Ranks of a group count each batch once, by the position of its ranks.
+    """
+    sharing, ranks = context.config.ranks_sharing_rows, context.members.ranks
+    whole = [rank + n for rank in ranks if rank % sharing == 0 for n in range(sharing)]
+    if list(ranks) != whole:
+        raise EngineError(
+            f"shares {context.config.shares} count a batch once, and of {sharing} ranks with the "
+            f"same rows some are lost: {ranks} are left"
+        )
+
+
 def _routing_communicator(context: BalancerContext) -> Communicator | None:
     """Opens the communicator that a step's routing uses, if its share mode takes one."""
+    if context.config.shares in (ShareMode.NODE, ShareMode.EXACT):
+        check_whole_batches(context)
     match context.config.shares:
         case ShareMode.EXACT:
             return context.open("routing")
@@ -421,7 +437,8 @@ def _router(
 ) -> Router:
     accelerator, tables, counters = context.accelerator, serving_state.tables, load.counters
     sharing = context.config.ranks_sharing_rows
-    place = context.members.rank_in_group // sharing
+    # By the numbers of the run: after a loss, too, ranks with the same rows have the same.
+    place = context.members.global_rank // sharing
     match context.config.routing_rule, context.config.shares:
         case RoutingRule.VLLM_ROW_HASH, _:
             return RowHashRouter(accelerator, tables, counters)

@@ -299,7 +299,7 @@ class BalancerConfig:
         if self.locality is Locality.PREFER and self.shares is not ShareMode.EXACT:
             raise ConfigError(
                 f"locality {self.locality} divides a batch's own counts: shares must be exact, "
-                f"not {self.shares}"
+                f"not {self.shares or 'left open'}"
             )
         if self.locality is Locality.PREFER and self.ranks_sharing_rows > 1:
             raise ConfigError(

@@ -10,7 +10,7 @@ import numpy as np
 from equipoise.balancer.experts.agreement.key_collector import BEFORE_FIRST_REBALANCE, StoredKey
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.agreement.same_on_all_ranks import check_same_on_all_ranks
-from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.context import (
     BalancerContext,
     InPlaceFromHost,
@@ -55,7 +55,11 @@ def surviving_config(
     config: BalancerConfig, shape: ExpertShape, before: EPGroup, after: EPGroup
 ) -> BalancerConfig:
     """Returns the configuration for the survivors; warns if they can survive fewer losses."""
-    config = replace(config, nodes=surviving_nodes(config.nodes, before, after))
+    nodes = surviving_nodes(config.nodes, before, after)
+    if config.shares is ShareMode.NODE and nodes < config.nodes:
+        among = len(after.ranks) // nodes
+        LOG.warning("ranks left do not divide by node: shares node gather among %d", among)
+    config = replace(config, nodes=nodes)
     ranks, planner = len(after.ranks), config.planner
     try:
         smaller = ExpertShape(shape.layers, shape.experts, ranks * shape.slots_per_rank, ranks)

@@ -249,12 +249,12 @@ void py_route_by_block_turns(nb::handle ids, nb::handle start, nb::handle replic
 // Counts of a group, checked: both or neither.
 class GroupArguments {
  public:
-    GroupArguments(nb::handle total, nb::handle before, std::size_t experts) {
+    GroupArguments(nb::handle total, nb::handle before, const Output& counts) {
         if (total.is_none() != before.is_none())
             refuse("before", "counts where total has them, else None", "only one of them");
         if (total.is_none()) return;
-        check(total_.emplace("total", total, 1), experts);
-        check(before_.emplace("before", before, 1), experts);
+        check(total_.emplace("total", total, 1), counts);
+        check(before_.emplace("before", before, 1), counts);
     }
 
     GroupCounts counts() const {
@@ -263,9 +263,11 @@ class GroupArguments {
     }
 
  private:
-    static void check(const IdArray& counts, std::size_t experts) {
-        require_size("counts of a group", counts.size(), experts);
-        require_range("counts of a group", counts.view(), 0, INT32_MAX);
+    static void check(const IdArray& summed, const Output& counts) {
+        require_size("counts of a group", summed.size(), counts.size());
+        require_range("counts of a group", summed.view(), 0, INT32_MAX);
+        // The batch is counted first.
+        if (counts.overlaps(summed)) refuse("counts", "memory of its own", "memory of a group");
     }
 
     std::optional<IdArray> total_, before_;
@@ -275,7 +277,7 @@ void py_route_levelled(nb::handle ids, nb::handle start, nb::handle replicas, st
                        std::int64_t rank, std::int64_t layer, nb::handle slots, nb::handle counts,
                        nb::handle total, nb::handle before) {
     const ShareFreeArguments batch(ids, start, replicas, slots, counts);
-    const GroupArguments group(total, before, batch.counts.size());
+    const GroupArguments group(total, before, batch.counts);
     require_ranks(ranks, batch.replicas.size());
     require_salt(rank, layer, 0);
     const std::uint32_t seed =

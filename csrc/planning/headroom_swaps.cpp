@@ -64,7 +64,9 @@ bool HeadroomSwaps::swap_best(std::int32_t rank) {
             const std::int64_t moved = state_.flow(heavy) - state_.flow(other);
             // Half of what the sum of the two squares falls by; below zero if the ranks would trade
             // places.
-            const __int128 gain = static_cast<__int128>(moved) * (gap - moved);
+            __int128 gain = static_cast<__int128>(moved) * (gap - moved);
+            if (topology_.node_of(state_.rank_of(other)) != topology_.node_of(rank))
+                gain = gain / options_.node_cost * kShareOne;
             if (moved <= 0 || gain <= best) continue;
             best = gain;
             from = heavy;

@@ -13,8 +13,9 @@ namespace equipoise {
 // shares a rank can go both ways; so experts with one replica are swapped until ranks are level
 // with even shares, too. That breaks no connection between ranks, since only replicas connect them.
 //
-// Each swap is the one that lowers the sum of squared loads most, of all between the fullest rank
-// and another one. Ends after `options.headroom` swaps, without copies left, when nothing is gained
+// Each swap is the one that lowers the sum of squared loads most for what it costs, of all between
+// the fullest rank and another one. A placement that survives a loss has no expert to swap: each
+// has two replicas. Ends after `options.headroom` swaps, without copies left, when nothing is gained
 // or the fullest rank has room: what it has above the mean is at most an eighth of its load of
 // experts with several replicas, which is what shares can take from it.
 class HeadroomSwaps {

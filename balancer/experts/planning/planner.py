@@ -39,6 +39,8 @@ REPLICA_SWAP_RATIO = 1.6
 """A slot goes to another expert whose load per replica is this many times larger."""
 UNBOUNDED = 2**31 - 1
 MAX_HEADROOM = 1000
+HEADROOM = 6
+"""Its position among the options of the native core."""
 MAX_THREADS = 1024
 """Limit of the native core; more threads than layers are never started."""
 
@@ -134,6 +136,9 @@ class _PlanCall:
         unlimited_plan = self.run(self.policy, most)
         if budget is None or unlimited_plan.moves <= budget:
             return unlimited_plan
+        if self.native_options[HEADROOM]:
+            # The target comes first: headroom only where there are copies enough for all of it.
+            return replace(self, native_options=self._without_headroom()).within_budget(budget)
         without_copies = self.run(PlanningPolicy.INCREMENTAL, no_copies)
         imbalance_by_layer = without_copies.layer_imbalance
         if self.policy is PlanningPolicy.INCREMENTAL:
@@ -156,6 +161,11 @@ class _PlanCall:
             predicted_imbalance=float(single.imbalance.mean()),
             layer_imbalance=single.imbalance,
         )
+
+    def _without_headroom(self) -> npt.NDArray[np.int32]:
+        options = self.native_options.copy()
+        options[HEADROOM] = 0
+        return options
 
     def _mix_layers(
         self, without_copies: Plan, with_copies: Plan, selected: npt.NDArray[np.bool_]

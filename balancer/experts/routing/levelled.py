@@ -62,7 +62,10 @@ class LocalShareRouter:
         return slots
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
-        """Returns the shares that level such a load: what the batches of a window add up to."""
+        """Returns the shares that level such a load: what batches add up to at best.
+
+        What a rank cannot level of its own batch is not in it: `rank_rows` has that.
+        """
         return solve_shares(load, layout.placement, shape)
 
     def rank_rows(

@@ -156,7 +156,8 @@ def _check_rule(settings: RunSettings) -> None:
 def _check_nodes(settings: RunSettings) -> None:
     if settings.stage_ranks % settings.nodes:
         raise UsageError(
-            f"--nodes {settings.nodes} does not divide --ranks {settings.ranks} evenly"
+            f"--nodes {settings.nodes} does not divide the {settings.stage_ranks} ranks "
+            f"{'of a stage ' if settings.pipeline_ranks > 1 else ''}evenly"
         )
 
 

@@ -28,6 +28,8 @@ def engine_options(run: RunSettings) -> EngineOptions:
     if run.shares is Shares.EXACT:
         options["locality"] = str(run.locality)
     options |= {key: getattr(run, key) for key in (*AIMS, *BOUNDS)}
+    if run.shares in (Shares.LOCAL, Shares.NODE, Shares.EXACT):
+        options["headroom"] = run.headroom
     if run.commit is CommitMode.IN_PLACE:
         return options | {"layer_updates_per_iter": run.layer_updates_per_iter}
     return options | {

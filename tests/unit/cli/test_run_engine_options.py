@@ -71,7 +71,7 @@ BAD = {
         ("--survive", "2", "--slots", "64"),
         "--survive 2 takes --nodes 2 or more, got 1",
     ),
-    "uneven nodes": (("--nodes", "3"), "--nodes 3 does not divide --ranks 4 evenly"),
+    "uneven nodes": (("--nodes", "3"), "--nodes 3 does not divide the 4 ranks evenly"),
     "no node": (("--nodes", "0"), "--nodes must be 1 to 64, got 0"),
     "no slot in a message": (
         ("--slots-per-message", "0"),

@@ -57,7 +57,7 @@ def solve(
     per_rank: int = MOST,
 ) -> Answer:
     load = np.array([problem.load], dtype=np.int64)
-    aims = [round(target * SHARE_ONE), 6554, SHARE_ONE // 2, SHARE_ONE, 0, split]
+    aims = [round(target * SHARE_ONE), 6554, SHARE_ONE // 2, SHARE_ONE, 0, split, 0]
     placement, shares, moves, uneven = _native.plan(
         load,
         None,
@@ -309,7 +309,7 @@ def layers_off_by(*parts: float) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
 
 def layers_with_moves(load: NDArray[np.int64], installed: NDArray[np.int32]) -> list[bool]:
     """Of each layer, with a target of 0.02: trading expert 1 for 3 makes the ranks equal."""
-    aims = np.array([1311, 0, 78643, SHARE_ONE, 0, LEVEL], dtype=np.int32)
+    aims = np.array([1311, 0, 78643, SHARE_ONE, 0, LEVEL, 0], dtype=np.int32)
     capacity, allowance = np.full(2, SHARE_ONE, np.int32), np.full(len(load), MOST)
     _, _, moves, _ = _native.plan(
         load, None, 6, capacity, 1, 0, installed, INCREMENTAL, aims, allowance, MOST, 1
@@ -332,7 +332,7 @@ def test_plan_always_changes_layer_beyond_twice_target() -> None:
 def test_plan_is_independent_of_thread_count() -> None:
     load: NDArray[np.int64] = np.random.default_rng(5).integers(0, 10_000, (40, 64))
     capacity = np.full(8, SHARE_ONE, dtype=np.int32)
-    aims = np.array([1311, 6554, 32768, SHARE_ONE, 0, LEVEL], dtype=np.int32)
+    aims = np.array([1311, 6554, 32768, SHARE_ONE, 0, LEVEL, 0], dtype=np.int32)
     allowance = np.full(40, MOST, dtype=np.int64)
 
     def plans_of(threads: int) -> list[int]:

@@ -75,3 +75,12 @@ def test_native_levelled_routing_refuses_arguments_that_do_not_fit(
         )
     assert slots.tolist() == [-7]
     assert counts.tolist() == [-7, -7]
+
+
+def test_native_levelled_routing_refuses_counts_in_memory_of_the_group() -> None:
+    total, before, slots = int32(1, 1), int32(0, 0), int32(-7)
+    for counts in (total, before):
+        with pytest.raises(ValueError, match="memory of its own"):
+            _native.route_levelled(
+                int32(0), int32(0, 2, 3), int32(0, 2, 1), 3, 0, 0, slots, counts, total, before
+            )

@@ -67,7 +67,7 @@ def rule(name: str, **overrides: object) -> Call:
 
 def plan(**overrides: object) -> Call:
     """A call of plan that is valid except for `overrides`; `aims` by place."""
-    aims = i32(1311, 6554, 78643, 65536, 0, 0)
+    aims = i32(1311, 6554, 78643, 65536, 0, 0, 0)
     for place, value in overrides.pop("aims", {}).items():  # type: ignore[attr-defined]
         aims[place] = value
     defaults: dict[str, object] = {

@@ -158,7 +158,8 @@ class TrainTestSplit:
         layers, slots = placement.shape
         shape = ExpertShape(layers, self.test.experts, slots, ranks)
         layout = Layout(placement, even_shares(placement, shape.experts))
-        rows_of_rank = max(1, min(rows // ranks, MAX_LOCAL_ROWS))
+        most = min(rows, MAX_LOCAL_ROWS * ranks)
+        rows_of_ranks = most // ranks + (np.arange(ranks) < most % ranks)
         places = np.linspace(0, self.test.windows - 1, min(LOCAL_WINDOWS, self.test.windows))
         imbalances = []
         for window in places.round().astype(int).tolist():
@@ -167,7 +168,7 @@ class TrainTestSplit:
             chances = np.where(load.any(axis=1, keepdims=True), load, 1).astype(np.float64)
             chances /= chances.sum(axis=1, keepdims=True)
             draws = np.random.default_rng(window)
-            counts = draws.multinomial(rows_of_rank, chances, size=(ranks, layers))
+            counts = draws.multinomial(rows_of_ranks[:, None], chances)
             by_rank = levelled_rank_rows(counts.astype(np.int32), layout, shape)
             uneven = by_rank.max(axis=1) / by_rank.mean(axis=1) - 1.0
             imbalances.append(np.where(load.any(axis=1), uneven, np.nan))

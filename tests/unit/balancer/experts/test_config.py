@@ -89,7 +89,8 @@ def test_engine_config_refuses_negative_min_gain() -> None:
 )
 def test_aims_are_refused_exactly_when_planner_refuses(name: str, value: float) -> None:
     """Two slots an expert on two nodes of two ranks: any survival is possible."""
-    limit = int(value) if name == "survive" and value == value else value
+    whole = name in ("survive", "headroom")
+    limit = int(value) if whole and value == value else value
     try:
         plan(LOAD, slots=12, ranks=4, nodes=2, **{name: limit})  # type: ignore[arg-type]
     except PlacementError:

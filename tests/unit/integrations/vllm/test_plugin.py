@@ -202,6 +202,12 @@ def test_plugin_refuses_in_place_commit_where_a_lock_would_not_hold(
         ),
         ("npu", {"communicator": "gloo"}, None),
         ("npu", {"communicator": "nccl"}, "nccl is not for a device of type npu: hccl or gloo"),
+        (
+            "cuda",
+            {"communicator": "gloo", "shares": "node"},
+            "shares node gather the counts of a layer on the device",
+        ),
+        ("cuda", {"communicator": "gloo", "shares": "local"}, None),
         ("cpu", {"communicator": "gloo", "shares": "exact"}, None),
         ("cpu", {"communicator": "nccl"}, "nccl is not for a device of type cpu: gloo"),
         ("xpu", {"communicator": "gloo"}, "no communicator of ours is"),
@@ -256,6 +262,10 @@ def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.Monkey
     ("shares", "mode", "expect_error"),
     [
         ("exact", Graphs.FULL, True),
+        ("node", Graphs.FULL, True),
+        ("node", Graphs.NONE, False),
+        ("local", Graphs.FULL, False),
+        (None, Graphs.FULL, False),
         ("exact", Graphs.NONE, False),
         ("exact", None, False),
         ("lagged", Graphs.FULL, False),

@@ -85,6 +85,16 @@ def test_headroom_keeps_to_the_bounds_of_copies(seed: int, copies: int, per_rank
     assert differs.sum(axis=2).max() <= per_rank
 
 
+@settings(deadline=None)
+@given(st.integers(0, 999), st.integers(0, 40))
+def test_headroom_takes_no_copy_from_the_target(seed: int, copies: int) -> None:
+    before, load = loads(seed, 0.5)
+    installed = plan(before, slots=SLOTS, ranks=RANKS, policy="connected").placement
+    common: dict[str, Any] = {"slots": SLOTS, "ranks": RANKS, "installed": installed}
+    with_it, without = (plan(load, max_copies=copies, headroom=swaps, **common) for swaps in (8, 0))
+    assert with_it.predicted_imbalance <= max(without.predicted_imbalance, TARGET) + 1e-3
+
+
 def test_headroom_halves_the_even_imbalance_of_a_layer_of_deepseek_v3() -> None:
     draws = np.random.default_rng(0)
     before = (draws.lognormal(sigma=1.0, size=(1, 256)) * 1000).astype(np.int64)

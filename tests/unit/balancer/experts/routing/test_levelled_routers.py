@@ -1,6 +1,8 @@
 """Routers that level a batch in the step: each rank by itself, or the ranks of a node together."""
 
+from contextlib import nullcontext
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,9 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.agreement.members import EPGroup
+from equipoise.balancer.experts.balancer import (
+    ExpertBalancer,
+    check_whole_batches,
+    open_balancer,
+)
 from equipoise.balancer.experts.config import BalancerConfig, RoutingRule, ShareMode
-from equipoise.balancer.experts.context import NO_REBALANCING
+from equipoise.balancer.experts.context import NO_REBALANCING, BalancerContext
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares
 from equipoise.hal.errors import EngineError
 from equipoise.hal.levelled_routing import GroupCounts, route_levelled
@@ -170,11 +177,68 @@ def test_default_share_mode_with_rule_of_another_engine_is_static() -> None:
     assert config(None, routing_rule=RoutingRule.VLLM_ROW_HASH).shares is ShareMode.STATIC
 
 
-def test_node_shares_refuse_rows_that_ranks_of_two_nodes_share() -> None:
+@pytest.mark.parametrize("sharing", [3, 4])
+def test_node_shares_refuse_rows_that_ranks_of_two_nodes_share(sharing: int) -> None:
     def refused(member: GroupMember) -> str:
         with pytest.raises(EngineError) as error:
-            opened(member, config(ShareMode.NODE, ranks_sharing_rows=4))
+            opened(member, config(ShareMode.NODE, ranks_sharing_rows=sharing))
         return str(error.value)
 
-    message = "shares node level the rows of 2 ranks together, but 4 ranks route the same rows"
+    message = (
+        f"shares node level the rows of 2 ranks together, but {sharing} ranks route the same rows"
+    )
     assert on_ranks(RANKS, refused) == [message] * RANKS
+
+
+def routed_in_pairs(member: GroupMember, batches: list[list[int]]) -> list[int]:
+    """The slots of this rank's batch, which its neighbour has, too; exact shares."""
+    balancer = opened(member, config(ShareMode.EXACT, ranks_sharing_rows=2, nodes=1))
+    compute, slots = member.accelerator.stream(Role.COMPUTE), []
+    ids = torch.tensor(batches[member.rank // 2], dtype=torch.int32).view(-1, 1)
+    compute.launch(lambda: slots.append(balancer.router.route(LAYER, 0, ids)))
+    compute.synchronize(20.0)
+    balancer.close()
+    chosen: list[int] = slots[0].view(-1).tolist()
+    return chosen
+
+
+def test_exact_router_counts_the_rows_of_two_pairs_of_ranks_once_each() -> None:
+    batches = [[0, 1, 4] * 10, [0, 0, 1] * 8]
+    results = on_ranks(RANKS, partial(routed_in_pairs, batches=batches))
+    counts = torch.stack([count_experts(ids_of(batch), SHAPE.experts) for batch in batches]).int()
+    for rank, slots in enumerate(results):
+        pair = rank // 2
+        group = GroupCounts(counts.sum(0).int(), counts[:pair].sum(0).int())
+        expected, _ = route_levelled(ids_of(batches[pair]), table(), RANKS, 0, LAYER, group)
+        assert slots == expected.tolist()
+
+
+def context_of(settings: BalancerConfig, group: EPGroup) -> BalancerContext:
+    """Of these ranks, without a device."""
+    none = cast(Any, None)
+    return BalancerContext(none, none, none, settings, NO_REBALANCING, none, group)
+
+
+@pytest.mark.parametrize(
+    ("members", "ranks_of_node"), [((0, 1, 2, 3), (2, 3)), ((0, 1, 3, 5), (3, 5)), ((3, 4), (3,))]
+)
+def test_ranks_of_node_are_numbers_of_the_run_after_a_loss(
+    members: tuple[int, ...], ranks_of_node: tuple[int, ...]
+) -> None:
+    group = EPGroup(members, ranks_of_node[0])
+    context = context_of(config(ShareMode.NODE), group)
+    assert context.ranks_of_node == ranks_of_node
+
+
+@pytest.mark.parametrize(
+    ("members", "whole"),
+    [((0, 1, 2, 3), True), ((2, 3), True), ((0, 2, 3), False), ((1, 2), False)],
+)
+def test_group_shares_refuse_ranks_of_one_batch_of_which_some_are_lost(
+    members: tuple[int, ...], whole: bool
+) -> None:
+    group = EPGroup(members, members[0])
+    settings = config(ShareMode.EXACT, ranks_sharing_rows=2, nodes=1)
+    context = context_of(settings, group)
+    with nullcontext() if whole else pytest.raises(EngineError, match="some are lost"):
+        check_whole_batches(context)
