@@ -156,7 +156,7 @@ def multinomial(size: Size, shapes: Sequence[tuple[int, int, int]]) -> list[Row]
     return rows
 
 
-def dealt(batch: Counts, ranks: int, generator: np.random.Generator) -> Counts:
+def split_by_rank(batch: Counts, ranks: int, generator: np.random.Generator) -> Counts:
     """(layers, ranks, experts): rows of (layers, experts), each rank's part as large."""
     layers, experts = batch.shape
     counts = np.empty((layers, ranks, experts), np.int64)
@@ -178,7 +178,7 @@ def calibrated(size: Size) -> list[Row]:
             trial = Trial(
                 layout_of(plan(first.load, slots=slots, ranks=ranks, policy="connected")),
                 ExpertShape(size.layers, experts, slots, ranks),
-                steps=dealt_batches(model, second.odds, seed, size.steps),
+                steps=batches_by_rank(model, second.odds, seed, size.steps),
                 before=list(first.counts),
                 planned=model.sub_windows // SUB_WINDOW,
             )
@@ -197,10 +197,12 @@ def _means(found: Sequence[dict[str, Floats]], modes: Sequence[str]) -> Row:
     return {mode: over_layers(np.concatenate([each[mode] for each in found], 1)) for mode in modes}
 
 
-def dealt_batches(model: Model, odds: Floats, seed: int, count: int) -> list[Counts]:
+def batches_by_rank(model: Model, odds: Floats, seed: int, count: int) -> list[Counts]:
     """(layers, ranks, experts) of so many batches."""
     generator = np.random.default_rng((seed, 2))
-    return [dealt(each, model.ranks, generator) for each in batches(model, odds, seed, count)]
+    return [
+        split_by_rank(each, model.ranks, generator) for each in batches(model, odds, seed, count)
+    ]
 
 
 def record(seed: int, steps: int) -> Counts:
@@ -375,7 +377,7 @@ def _served_after_switches(
             assert installed is not None
             moves = made.moves / placement.size
             shares = solve_shares(window.load, placement, shape)
-            batches_ = dealt_batches(model, later.odds, 10 * seed + number, steps)
+            batches_ = batches_by_rank(model, later.odds, 10 * seed + number, steps)
             yield moves, Trial(Layout(placement, shares), shape, batches_)
         installed = placement
 

@@ -56,8 +56,9 @@ def surviving_config(
 ) -> BalancerConfig:
     """Returns the configuration for the survivors; warns if they can survive fewer losses."""
     nodes = surviving_nodes(config.nodes, before, after)
-    if config.shares is ShareMode.NODE and nodes < config.nodes:
-        among = len(after.ranks) // nodes
+    among = len(after.ranks) // nodes
+    # Not where nodes were lost as a whole: those that are left gather as before.
+    if config.shares is ShareMode.NODE and among > len(before.ranks) // config.nodes:
         LOG.warning("ranks left do not divide by node: shares node gather among %d", among)
     config = replace(config, nodes=nodes)
     ranks, planner = len(after.ranks), config.planner

@@ -29,7 +29,7 @@ OVER = 0.75
 """Part of a difference that a pair moves, as in `hal/levelled_routing.py`."""
 
 
-class Divided:
+class DivisibleRows:
     """Divisible rows of many sources, each levelled by itself.
 
     Args:
@@ -113,11 +113,11 @@ def team_bound(fit: Counts, fresh: Counts, table: Table, sources: int) -> Bound:
         sources: N.
     """
     others = sources - 1
-    searched, lean = Divided(fit, table), np.zeros(table.ranks)
+    searched, lean = DivisibleRows(fit, table), np.zeros(table.ranks)
     for _ in range(ROUNDS):
         searched.level(others * lean, SWEEPS)
         lean += RATE / sources * (searched.deviations.mean(axis=1) - lean)
-    judged = Divided(fresh, table)
+    judged = DivisibleRows(fresh, table)
     judged.level(np.zeros(table.ranks), FINAL_SWEEPS)
     levelled = _sums(judged, sources)
     judged.level(others * lean, FINAL_SWEEPS)
@@ -135,7 +135,7 @@ def team_bound(fit: Counts, fresh: Counts, table: Table, sources: int) -> Bound:
     )
 
 
-def _sums(divided: Divided, sources: int) -> Floats:
+def _sums(divided: DivisibleRows, sources: int) -> Floats:
     """(ranks, batches): loads of so many sources together."""
     loads = divided.loads
     summed: Floats = loads.reshape(loads.shape[0], -1, sources).sum(axis=2)

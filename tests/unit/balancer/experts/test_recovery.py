@@ -28,7 +28,11 @@ from equipoise.balancer.experts.placement import (
     even_shares,
 )
 from equipoise.balancer.experts.planning.topology import topology
-from equipoise.balancer.experts.recovery import surviving_layout, surviving_nodes
+from equipoise.balancer.experts.recovery import (
+    surviving_config,
+    surviving_layout,
+    surviving_nodes,
+)
 from equipoise.balancer.experts.runtime.events import COMPLETED, NO_EVENTS, BatchSampled
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.hal.checksum import checksum
@@ -337,3 +341,16 @@ def test_members_are_ascending_and_contain_their_own_rank() -> None:
         members.shrunk_to([1, 5])
     with pytest.raises(UsageError, match="rank 1 is not one of"):
         members.shrunk_to([0, 2])
+
+
+@pytest.mark.parametrize(
+    ("left", "warned"), [((0, 1, 2), True), ((0, 2), False), ((2, 3), False), ((0, 1), False)]
+)
+def test_node_shares_warn_where_survivors_do_not_divide_by_node(
+    left: tuple[int, ...], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = EPGroup((0, 1, 2, 3), left[0])
+    shape = ExpertShape(layers=1, experts=2, slots=8, ranks=4)
+    settings = replace(config(), shares=ShareMode.NODE, nodes=2)
+    surviving_config(settings, shape, before, before.shrunk_to(left))
+    assert ("do not divide by node" in caplog.text) is warned
