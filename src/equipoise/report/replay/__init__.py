@@ -1,0 +1,1 @@
+"""Replays recorded routing under the balancers of engines: a model, not a measurement."""

@@ -1,0 +1,1 @@
+"""The balancers of engines, as far as replay has to know them: plans, dispatch, cadence."""
