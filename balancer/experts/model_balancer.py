@@ -19,11 +19,11 @@ from equipoise.balancer.experts.balancer import ExpertBalancer
 from equipoise.balancer.experts.closing import close_all, close_quietly
 from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.states import RebalanceReport
-from equipoise.balancer.experts.placement import Layout, Load
+from equipoise.balancer.experts.placement import Layout, Load, format_ranges
 from equipoise.balancer.experts.routing.routers import Router
 from equipoise.balancer.experts.runtime.events import EventSink
 from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED
-from equipoise.balancer.experts.weights.expert_weights import ExpertModel, format_ranges
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.balancer.experts.weights.memory_report import MemoryReport, RoundOrder, memory_report
 from equipoise.hal.errors import EquipoiseError, ExpertsLost, UsageError
 from equipoise.hal.slots import Reader

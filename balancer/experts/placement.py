@@ -173,3 +173,14 @@ def logical_maps(placement: Ids | Placement, experts: int, width: int | None = N
     slot_table = np.full((layers * experts, wide), ABSENT, dtype=np.int64)
     slot_table[key[order], copy] = slot[order]
     return LogicalMaps(slot_table.reshape(layers, experts, wide), counts.reshape(layers, experts))
+
+
+def format_ranges(numbers: list[int]) -> str:
+    """Formats ascending numbers as ranges: `3..60, 62`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("..".join(map(str, run)) for run in runs)

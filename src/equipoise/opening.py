@@ -16,6 +16,7 @@ from equipoise.balancer.experts.placement import (
     Shares,
     check_placement,
     even_shares,
+    format_ranges,
     initial_placement,
 )
 from equipoise.balancer.experts.planning.inputs import array_of
@@ -23,7 +24,6 @@ from equipoise.balancer.experts.runtime.events import NO_EVENTS, Event, EventSin
 from equipoise.balancer.experts.weights.expert_weights import (
     ExpertModel,
     LayerGroup,
-    format_ranges,
 )
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.formats.placement import ExpertPlacement, LayerNumbering

@@ -7,7 +7,7 @@ that is sent to a rank that does not exist is lost.
 import json
 from collections.abc import Mapping, Sequence
 
-from equipoise.balancer.experts.weights.expert_weights import format_ranges
+from equipoise.balancer.experts.placement import format_ranges
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import RanksDiffer
 

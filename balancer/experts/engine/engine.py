@@ -54,7 +54,7 @@ from equipoise.balancer.experts.engine.states import (
     transfer_of,
 )
 from equipoise.balancer.experts.load_window import LoadWindow
-from equipoise.balancer.experts.placement import Layout, Load
+from equipoise.balancer.experts.placement import Layout, Load, format_ranges
 from equipoise.balancer.experts.planning.proposal import Proposal
 from equipoise.balancer.experts.runtime.events import COMMITTED, UNCHANGED
 from equipoise.balancer.experts.runtime.jobs import (
@@ -65,7 +65,6 @@ from equipoise.balancer.experts.runtime.jobs import (
     run_blocking,
 )
 from equipoise.balancer.experts.runtime.workers import Workers
-from equipoise.balancer.experts.weights.expert_weights import format_ranges
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import EngineError, VoteOutcomeUnknown
 from equipoise.hal.shares import SHARE_ONE

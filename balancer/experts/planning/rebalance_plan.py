@@ -21,11 +21,11 @@ from equipoise.balancer.experts.placement import (
     Load,
     Placement,
     check_placement,
+    format_ranges,
     imbalance,
 )
 from equipoise.balancer.experts.planning.planner import Plan, plan
 from equipoise.balancer.experts.planning.topology import RankTopology, topology
-from equipoise.balancer.experts.weights.expert_weights import format_ranges
 from equipoise.hal.errors import PlacementError
 
 LOG = logging.getLogger(__name__)

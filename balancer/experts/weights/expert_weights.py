@@ -14,7 +14,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.placement import ExpertShape
+from equipoise.balancer.experts.placement import ExpertShape, format_ranges
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import PlacementError, RegistrationError
 from equipoise.hal.slots import Segment, SegmentType, SlotLayout
@@ -421,14 +421,3 @@ def layer_groups(layers: tuple[LayerTensors, ...]) -> tuple[LayerGroup, ...]:
         )
         for rows in kinds.values()
     )
-
-
-def format_ranges(numbers: list[int]) -> str:
-    """Formats ascending numbers as ranges: `3..60, 62`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("..".join(map(str, run)) for run in runs)

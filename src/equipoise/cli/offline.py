@@ -74,7 +74,7 @@ def load_statistics(path: Path, during: "IterationRange | None" = None) -> "Expe
 def warn_of_dropped_layers(path: Path, statistics: "ExpertStatistics") -> None:
     """Warn of layers of the file that have no rows, which plans and files are without."""
     if statistics.empty_layers:
-        from equipoise.balancer.experts.weights.expert_weights import format_ranges
+        from equipoise.balancer.experts.placement import format_ranges
 
         layers = format_ranges(list(statistics.empty_layers))
         warn(f"{path}: layers {layers} have no rows, as dense ones: they are left out")
