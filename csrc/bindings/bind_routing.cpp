@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -288,6 +289,29 @@ void py_route_levelled(nb::handle ids, nb::handle start, nb::handle replicas, st
                    batch.slots.span(), batch.counts.span());
 }
 
+void py_levelled_rows(nb::handle counts, nb::handle start, nb::handle replicas,
+                      std::int64_t ranks, std::int64_t layer, bool groups, nb::handle rows) {
+    const IdArray batches("counts", counts, 2), starts("start", start, 1),
+        runs("replicas", replicas, 1);
+    const Array<std::int64_t> sums("rows", rows, 1);
+    require_replica_runs(starts.view(), runs.view());
+    require_ranks(ranks, runs.size());
+    require_size("counts columns", batches.extent(1), starts.size() - 1);
+    require_range("counts", batches.view(), 0, INT32_MAX);
+    require_size("rows", sums.size(), runs.size());
+    require_salt(static_cast<std::int64_t>(batches.extent(0)), layer, 0);
+    nb::gil_scoped_release unlocked;
+    const RoutingTable table{starts.view(), runs.view(), {nullptr, 0}};
+    const std::size_t experts = batches.extent(1);
+    std::fill(sums.span().begin(), sums.span().end(), 0);
+    for (std::size_t batch = 0; batch < batches.extent(0); ++batch) {
+        const std::uint32_t seed =
+            seed32(static_cast<std::uint32_t>(batch), static_cast<std::uint32_t>(layer), 0);
+        add_levelled_rows({batches.view().data + batch * experts, experts}, table,
+                          static_cast<std::int32_t>(ranks), seed, groups, sums.span());
+    }
+}
+
 }  // namespace
 
 void bind_routing(nb::module_& m) {
@@ -315,6 +339,8 @@ void bind_routing(nb::module_& m) {
           "rank"_a, "layer"_a, "slots"_a, "counts"_a, "total"_a.none() = nb::none(),
           "before"_a.none() = nb::none(),
           "Slots that level the batch over the ranks; semantics in hal/levelled_routing.py.");
+    m.def("levelled_rows", &py_levelled_rows, "counts"_a, "start"_a, "replicas"_a, "ranks"_a,
+          "layer"_a, "groups"_a, "rows"_a, "Writes rows by slot of batches that are levelled, from their counts.");
 }
 
 }  // namespace equipoise

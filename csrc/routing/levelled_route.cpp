@@ -198,4 +198,18 @@ void route_levelled(Ids ids, const RoutingTable& table, std::int32_t ranks, std:
         slots[j] = is_expert(ids[j], table.experts()) ? cursors.next_slot(ids[j]) : table.slots();
 }
 
+void add_levelled_rows(Ids counts, const RoutingTable& table, std::int32_t ranks,
+                       std::uint32_t seed, bool group, Span<std::int64_t> rows) {
+    Levelling levelling(counts, table, ranks);
+    levelling.level(group ? kSweepsOfGroup : kSweepsAlone);
+    levelling.round(seed);
+    for (std::int32_t e = 0; e < table.experts(); ++e)
+        if (table.start[e + 1] - table.start[e] == 1)
+            rows[table.replicas[table.start[e]]] += counts[e];
+    for (const Plural& plural : levelling.plurals())
+        for (std::int32_t i = 0; i < plural.copies; ++i)
+            rows[table.replicas[table.start[plural.expert] + i]] +=
+                levelling.quota(plural.first + i);
+}
+
 }  // namespace equipoise

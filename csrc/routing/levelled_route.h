@@ -19,4 +19,9 @@ struct GroupCounts {
 void route_levelled(Ids ids, const RoutingTable& table, std::int32_t ranks, std::uint32_t seed,
                     const GroupCounts& group, Span<std::int32_t> slots, Span<std::int32_t> counts);
 
+// Adds to `rows` [slots] what each slot gets of a batch with these counts, without its rows.
+// `group`: whether it is the batch of a group, which takes more sweeps.
+void add_levelled_rows(Ids counts, const RoutingTable& table, std::int32_t ranks,
+                       std::uint32_t seed, bool group, Span<std::int64_t> rows);
+
 }  // namespace equipoise

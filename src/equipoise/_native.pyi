@@ -164,6 +164,21 @@ def route_levelled(
     of a group, int32 [E] each.
     """
 
+def levelled_rows(
+    counts: _Int32,
+    start: _Int32,
+    replicas: _Int32,
+    ranks: int,
+    layer: int,
+    groups: bool,
+    rows: _Int64,
+) -> None:
+    """Write `rows`, int64 [S]: what slots get of batches with `counts`, int32 [B, E].
+
+    The same as `route_levelled` gives batch i of rank i, summed; `groups`: batch i is that of
+    group i. The ids themselves are not needed, nor are slots assigned.
+    """
+
 def route_by_row_hash(
     ids: _Int32,
     start: _Int32,

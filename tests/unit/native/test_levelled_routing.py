@@ -84,3 +84,31 @@ def test_native_levelled_routing_refuses_counts_in_memory_of_the_group() -> None
             _native.route_levelled(
                 int32(0), int32(0, 2, 3), int32(0, 2, 1), 3, 0, 0, slots, counts, total, before
             )
+
+
+@UNHURRIED
+@given(layouts(), st.integers(0, 2**20), st.booleans(), st.data())
+def test_levelled_rows_equal_the_rows_of_routed_batches(
+    layout: tuple[routing.RoutingTable, int], layer: int, groups: bool, data: st.DataObject
+) -> None:
+    table, ranks = layout
+    batch = st.lists(st.integers(0, 60), min_size=table.experts, max_size=table.experts)
+    counts = torch.tensor(data.draw(st.lists(batch, min_size=1, max_size=4)), dtype=torch.int32)
+    rows = torch.full((table.slots,), -7, dtype=torch.int64)
+    _native.levelled_rows(counts, table.start, table.replicas, ranks, layer, groups, rows)
+    expected = torch.zeros_like(rows)
+    for number, total in enumerate(counts):
+        ids = torch.arange(table.experts, dtype=torch.int32).repeat_interleave(total)
+        group = GroupCounts(total, torch.zeros_like(total)) if groups else None
+        slots, _ = route_levelled(ids, table, ranks, number, layer, group)
+        expected += torch.bincount(slots, minlength=table.slots)
+    assert rows.tolist() == expected.tolist()
+
+
+def test_levelled_rows_refuse_counts_of_other_experts() -> None:
+    table = routing.build_table(int32(0, 1), int32(65536, 65536), 2)
+    rows = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="counts columns: expected 2 elements, got 3"):
+        _native.levelled_rows(
+            torch.zeros(1, 3, dtype=torch.int32), table.start, table.replicas, 1, 0, False, rows
+        )
