@@ -19,7 +19,7 @@ from equipoise.balancer.experts.placement import (
     Placement,
     RankRows,
 )
-from equipoise.balancer.experts.routing.rank_rows import drawn_rank_rows
+from equipoise.balancer.experts.routing.drawn_rows import drawn_rank_rows
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
     BalanceMeasured,

@@ -19,10 +19,8 @@ from equipoise.balancer.experts.placement import (
     Shares,
     even_shares,
 )
-from equipoise.balancer.experts.routing.rank_rows import (
-    drawn_rank_rows,
-    even_rank_rows,
-)
+from equipoise.balancer.experts.routing.drawn_rows import drawn_rank_rows
+from equipoise.balancer.experts.routing.rank_rows import even_rank_rows
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash

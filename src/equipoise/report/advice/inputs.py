@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise import _native
-from equipoise.balancer.experts.placement import Placement, even_shares
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, even_shares
 from equipoise.balancer.experts.planning.planner import plan
+from equipoise.balancer.experts.routing.rank_rows import levelled_rank_rows
 from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
@@ -158,6 +158,9 @@ class TrainTestSplit:
         most = min(rows, MAX_LOCAL_ROWS * ranks)
         rows_of_ranks = most // ranks + (np.arange(ranks) < most % ranks)
         places = np.linspace(0, self.test.windows - 1, min(LOCAL_WINDOWS, self.test.windows))
+        (layers, slots), experts = placement.shape, self.test.experts
+        shape = ExpertShape(layers, experts, slots, ranks)
+        layout = Layout(placement, even_shares(placement, experts))  # which nothing reads
         imbalances = []
         for window in places.round().astype(int).tolist():
             load = self.test.counts[window]
@@ -166,7 +169,7 @@ class TrainTestSplit:
             chances /= chances.sum(axis=1, keepdims=True)
             draws = np.random.default_rng(window)
             counts = draws.multinomial(rows_of_ranks[:, None], chances)  # (ranks, layers, experts)
-            by_rank = _levelled_rank_rows(counts.astype(np.int32), placement)
+            by_rank = levelled_rank_rows(counts.astype(np.int32), layout, shape)
             uneven = by_rank.max(axis=1) / by_rank.mean(axis=1) - 1.0
             imbalances.append(np.where(load.any(axis=1), uneven, np.nan))
         return _mean_of_known(np.array(imbalances))
@@ -174,31 +177,6 @@ class TrainTestSplit:
     def chance_imbalance(self, ranks: int, rows: int) -> float:
         """What chance alone leaves of so many rows of a layer on balanced ranks."""
         return chance_imbalance(rows, ranks)
-
-
-def _levelled_rank_rows(
-    counts: "np.typing.NDArray[np.int32]", placement: Placement
-) -> "np.typing.NDArray[np.int64]":
-    """(layers, ranks): rows of batches (ranks, layers, experts) that are levelled rank by rank.
-
-    As `equipoise.balancer.experts.routing.rank_rows` says, but without torch.
-    """
-    ranks, layers, experts = counts.shape
-    slots = placement.shape[1]
-    start, replicas, cumulative = (
-        np.empty((layers, width), np.int32) for width in (experts + 1, slots, slots)
-    )
-    even = even_shares(placement, experts)  # which nothing here reads
-    _native.build_tables(placement, even, experts, start, replicas, cumulative)
-    rows = np.zeros((layers, slots), dtype=np.int64)
-    for rank, layer in np.ndindex(ranks, layers):
-        ids = np.repeat(np.arange(experts, dtype=np.int32), counts[rank, layer])
-        chosen, counted = np.empty_like(ids), np.empty(experts, np.int32)
-        table = start[layer], replicas[layer]
-        _native.route_levelled(ids, *table, ranks, rank, layer, chosen, counted)
-        rows[layer] += np.bincount(chosen, minlength=slots)
-    by_rank: np.typing.NDArray[np.int64] = rows.reshape(layers, ranks, -1).sum(axis=2)
-    return by_rank
 
 
 def _windows(

@@ -13,11 +13,8 @@ from equipoise.balancer.experts.placement import (
     Layout,
     even_shares,
 )
-from equipoise.balancer.experts.routing.rank_rows import (
-    drawn_rank_rows,
-    even_rank_rows,
-    levelled_rank_rows,
-)
+from equipoise.balancer.experts.routing.drawn_rows import drawn_rank_rows
+from equipoise.balancer.experts.routing.rank_rows import even_rank_rows, levelled_rank_rows
 from equipoise.hal.levelled_routing import GroupCounts, route_levelled
 from equipoise.hal.routing import RoutingTable, build_table, route_hashed
 
