@@ -44,25 +44,12 @@ def levelled_rank_rows(
     _native.build_tables(
         layout.placement, layout.shares, shape.experts, start, replicas, cumulative
     )
-    experts = np.arange(shape.experts, dtype=np.int32)
-    before = np.zeros(shape.experts, dtype=np.int32)
-    rank_rows = np.zeros((shape.layers, shape.ranks), dtype=np.int64)
-    for layer, number in np.argwhere(parts.any(axis=2).T).tolist():
-        part = np.ascontiguousarray(parts[number, layer])
-        ids = np.repeat(experts, part)
-        slots, counted = np.empty_like(ids), np.empty_like(part)
-        _native.route_levelled(
-            ids,
-            start[layer],
-            replicas[layer],
-            shape.ranks,
-            number,
-            layer,
-            slots,
-            counted,
-            *(() if groups is None else (part, before)),
-        )
-        rank_rows[layer] += np.bincount(slots // shape.slots_per_rank, minlength=shape.ranks)
+    rows = np.empty((shape.layers, shape.slots), dtype=np.int64)
+    for layer in range(shape.layers):
+        batches, grouped = np.ascontiguousarray(parts[:, layer]), groups is not None
+        table = start[layer], replicas[layer]
+        _native.levelled_rows(batches, *table, shape.ranks, layer, grouped, rows[layer])
+    rank_rows: RankRows = rows.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     return rank_rows
 
 

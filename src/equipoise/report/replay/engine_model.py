@@ -1,5 +1,6 @@
 """What replay has to know of an engine's balancer: its plans, its dispatch and its cadence."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -7,7 +8,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.placement import ExpertShape, Load, Placement
+from equipoise.balancer.experts.placement import (
+    ExpertShape,
+    Load,
+    Placement,
+    initial_placement,
+)
 
 Ids = npt.NDArray[np.int32]
 """(tokens, top_k): experts that tokens chose, or slots that they are sent to; -1 for none."""
@@ -34,11 +40,14 @@ class WindowLoad:
         experts: int64 (layers, experts), rows.
         slots: int64 (layers, slots), rows as they were dispatched.
         steps: how many steps were counted.
+        windows: int64 (windows, layers, experts), the same rows as `experts` by part of the time;
+            empty where the engine asks for one sum.
     """
 
     experts: Load
     slots: Load
     steps: int
+    windows: Load = field(default_factory=lambda: np.empty((0, 0, 0), np.int64))
 
 
 class DispatchRule(Protocol):
@@ -118,6 +127,7 @@ class EngineModel:
         planner: its default policy.
         rules: dispatch rules by name; the first is the engine's default.
         policies: further policies by name.
+        initial: the placement that it starts with.
     """
 
     name: str
@@ -126,3 +136,4 @@ class EngineModel:
     planner: Planner
     rules: tuple[DispatchRule, ...]
     policies: dict[str, Planner] = field(default_factory=dict)
+    initial: Callable[[ExpertShape], Placement] = initial_placement

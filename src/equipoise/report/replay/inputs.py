@@ -1,0 +1,132 @@
+"""What a replay is asked for, and the candidates that follow from it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape
+from equipoise.report.advice.dead_zone import DeadZone
+from equipoise.report.advice.hardware import Expert, Hardware, Roofline
+from equipoise.report.advice.kv_cache import KvCache
+from equipoise.report.advice.sizing import min_slots_per_rank
+from equipoise.report.replay.candidate import Candidate, EngineCandidate, OurCandidate, Unbalanced
+from equipoise.report.replay.engine_model import Cadence, EngineModel
+from equipoise.report.replay.engines import ENGINES
+from equipoise.report.replay.player import Link
+from equipoise.report.replay.step_price import DeadZonePrice, RooflinePrice, StepPrice
+from equipoise.report.replay.steps import StepSource
+
+OURS = "equipoise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayInputs:
+    """A trace, what serves it, and what that costs.
+
+    Attributes:
+        source: the trace as steps.
+        ranks: that serve.
+        nodes: of as many ranks each.
+        slots: of a layer, over all ranks; each is replayed.
+        engines: names of engines, of `ENGINES` and `OURS`.
+        window: steps of load that every balancer plans from; None for each one's default.
+        interval: steps from plan to plan; None for each one's default.
+        expert: what an expert weighs; None where unknown.
+        hardware: of a rank; None where unknown.
+        link: that weights move over, a name of `hardware.LINKS`.
+        step_seconds: a step without a balancer; None where unknown.
+        dead_zone: measured; None for hardware's roofline, or the default where there is none.
+        kv_cache: memory beside the experts; None where unknown.
+    """
+
+    source: StepSource
+    ranks: int
+    slots: tuple[int, ...]
+    nodes: int = 1
+    engines: tuple[str, ...] = (*ENGINES, OURS)
+    window: int | None = None
+    interval: int | None = None
+    expert: Expert | None = None
+    hardware: Hardware | None = None
+    link: str = "node"
+    step_seconds: float | None = None
+    dead_zone: DeadZone | None = None
+    kv_cache: KvCache | None = None
+
+    @property
+    def least_slots(self) -> int:
+        """With which every expert has one."""
+        return min_slots_per_rank(self.source.experts, self.ranks) * self.ranks
+
+    @property
+    def transfers(self) -> Link | None:
+        """Where the hardware and what an expert weighs are known."""
+        if self.hardware is None or self.expert is None:
+            return None
+        rate = self.hardware.link_bytes_per_second(self.link)
+        return Link(rate, self.expert.size, self.step_seconds)
+
+    def price(self, batch: float) -> StepPrice:
+        """Of a step; `batch` is the part of the recorded rows that it has."""
+        if self.dead_zone is not None:
+            return DeadZonePrice(self.dead_zone)
+        if self.hardware is not None and self.expert is not None:
+            return RooflinePrice(Roofline(self.expert, self.hardware), batch)
+        return DeadZonePrice(DeadZone.default(self.ranks))
+
+    def weight_bytes(self, slots: int) -> int | None:
+        """Of a rank's experts in all layers; None where unknown."""
+        if self.expert is None:
+            return None
+        return slots // self.ranks * len(self.source.layers) * self.expert.size
+
+
+def candidates(inputs: ReplayInputs) -> Iterator[Candidate]:
+    """What is replayed: no balancer first, then engines in order, ours last."""
+    yield Unbalanced(_shape(inputs, inputs.least_slots))
+    for slots in inputs.slots:
+        for name in inputs.engines:
+            if name != OURS:
+                yield from _of_engine(ENGINES[name], inputs, slots)
+    if OURS in inputs.engines:
+        for slots in inputs.slots:
+            yield from _ours(inputs, slots)
+        if inputs.least_slots not in inputs.slots:
+            yield from _ours(inputs, inputs.least_slots)
+
+
+def _shape(inputs: ReplayInputs, slots: int) -> ExpertShape:
+    return ExpertShape(len(inputs.source.layers), inputs.source.experts, slots, inputs.ranks)
+
+
+def _of_engine(model: EngineModel, inputs: ReplayInputs, slots: int) -> Iterator[EngineCandidate]:
+    cadence = _cadence(model.cadence, inputs)
+    shape = _shape(inputs, slots)
+    for rule in model.rules:
+        yield EngineCandidate(model, rule, shape, cadence)
+    for policy in model.policies:
+        yield EngineCandidate(model, model.rules[0], shape, cadence, policy)
+
+
+def _cadence(default: Cadence, inputs: ReplayInputs) -> Cadence:
+    window = inputs.window or default.window
+    if inputs.interval is None:
+        return replace(default, window=window)
+    return replace(default, window=window, interval=inputs.interval, first=inputs.interval)
+
+
+def _ours(inputs: ReplayInputs, slots: int) -> Iterator[OurCandidate]:
+    shape = _shape(inputs, slots)
+    modes = list(ShareMode)
+    if inputs.nodes in (1, inputs.ranks):
+        modes.remove(ShareMode.NODE)
+    if slots == inputs.least_slots:
+        modes = [ShareMode.STATIC]
+    given: Mapping[str, int | None] = {
+        "window_size": inputs.window,
+        "step_interval": inputs.interval,
+    }
+    known = {key: value for key, value in given.items() if value is not None}
+    for mode in modes:
+        config = BalancerConfig(shares=mode, nodes=inputs.nodes, **known)  # type: ignore[arg-type]
+        yield OurCandidate(mode, shape, config, inputs.nodes)
