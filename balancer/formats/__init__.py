@@ -23,27 +23,47 @@ if TYPE_CHECKING:
         write_statistics,
     )
     from equipoise.balancer.formats.recorder import StatisticsRecorder
+    from equipoise.balancer.formats.routing_trace import (
+        CountsTrace,
+        RoutedTokens,
+        RoutingTrace,
+        TraceUnit,
+    )
     from equipoise.balancer.formats.statistics import ExpertStatistics
+    from equipoise.balancer.formats.trace_reading import read_trace
+    from equipoise.balancer.formats.trace_writing import write_trace
 
 __all__ = [
+    "CountsTrace",
     "ExpertPlacement",
     "ExpertStatistics",
     "IterationRange",
+    "RoutedTokens",
+    "RoutingTrace",
     "StatisticsRecorder",
+    "TraceUnit",
     "known_formats",
     "placement_format",
     "read_either",
     "read_placement",
     "read_statistics",
+    "read_trace",
     "statistics_format",
     "write_placement",
     "write_statistics",
+    "write_trace",
 ]
 _MODULE_BY_NAME = {
     "ExpertPlacement": "placement",
     "IterationRange": "iterations",
     "StatisticsRecorder": "recorder",
     "ExpertStatistics": "statistics",
+    "CountsTrace": "routing_trace",
+    "RoutedTokens": "routing_trace",
+    "RoutingTrace": "routing_trace",
+    "TraceUnit": "routing_trace",
+    "read_trace": "trace_reading",
+    "write_trace": "trace_writing",
 }
 
 

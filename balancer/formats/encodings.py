@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from io import BytesIO
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
@@ -24,9 +24,6 @@ from safetensors.numpy import load, save
 from equipoise.balancer.formats.files import MAX_FILE_BYTES, read_text
 from equipoise.balancer.formats.numbers import short_repr
 from equipoise.hal.errors import FormatError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Array = npt.NDArray[np.generic]
 HEADER_READERS = {
@@ -41,6 +38,20 @@ def decode_npy(path: Path, data: bytes, name: str = "array") -> Array:
     Raises `FormatError` if it is truncated, longer than its header says, or holds objects.
     """
     stream = BytesIO(data)
+    shape, column_major, dtype = read_npy_header(path, stream, len(data), name)
+    begin = stream.tell()
+    flat: Array = np.frombuffer(data, dtype, offset=begin) if prod(shape) else np.zeros(0, dtype)
+    # C order, whatever the order in the file: the native core takes no other.
+    return np.ascontiguousarray(flat.reshape(shape, order="F" if column_major else "C"))
+
+
+def read_npy_header(
+    path: Path, stream: BinaryIO, size: int, name: str = "array"
+) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """Reads shape, whether columns come first, and dtype; the stream is then at the numbers.
+
+    Raises `FormatError` unless the `size` bytes of the stream are the header and its numbers.
+    """
     try:
         shape, column_major, dtype = HEADER_READERS[np.lib.format.read_magic(stream)](stream)
     except Exception as error:  # numpy's parser raises many types for a damaged header
@@ -48,14 +59,10 @@ def decode_npy(path: Path, data: bytes, name: str = "array") -> Array:
         raise FormatError(str(path), f"{name}: not an npy header: {reason}") from None
     if dtype.kind not in "iuf":
         raise FormatError(str(path), f"{name} holds {dtype}, not numbers")
-    begin = stream.tell()
-    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != len(data) - begin:
-        raise FormatError(
-            str(path), f"{name}: {len(data) - begin} bytes do not fill {dtype} {shape}"
-        )
-    flat: Array = np.frombuffer(data, dtype, offset=begin) if prod(shape) else np.zeros(0, dtype)
-    # C order, whatever the order in the file: the native core takes no other.
-    return np.ascontiguousarray(flat.reshape(shape, order="F" if column_major else "C"))
+    bytes_left = size - stream.tell()
+    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != bytes_left:
+        raise FormatError(str(path), f"{name}: {bytes_left} bytes do not fill {dtype} {shape}")
+    return shape, column_major, dtype
 
 
 def encode_npy(array: Array) -> bytes:
@@ -135,14 +142,19 @@ def decode_torch(path: Path, data: bytes) -> dict[str, object]:
     if not isinstance(loaded, dict):
         raise FormatError(str(path), f"holds {type(loaded).__name__}, not a dictionary")
     return {
-        str(key): _array_of_tensor(path, str(key), value)
+        str(key): array_of_tensor(path, str(key), value)
         if isinstance(value, torch.Tensor)
         else value
         for key, value in loaded.items()
     }
 
 
-def _array_of_tensor(path: Path, name: str, tensor: "Tensor") -> Array:
+def array_of_tensor(path: Path, name: str, tensor: object) -> Array:
+    """Returns a plain tensor as an array. Raises `FormatError` for anything else."""
+    from torch import Tensor
+
+    if not isinstance(tensor, Tensor):
+        raise FormatError(str(path), f"{name} is {short_repr(tensor)}, not a tensor")
     # With strides of 0, a few stored bytes can describe a tensor of any size.
     if tensor.numel() * 8 > MAX_FILE_BYTES:
         raise FormatError(str(path), f"{name} has {tensor.numel()} entries")
@@ -157,20 +169,26 @@ def _array_of_tensor(path: Path, name: str, tensor: "Tensor") -> Array:
 
 def decode_json(path: Path, data: bytes) -> dict[str, object]:
     """Decodes a JSON object. Raises `FormatError` that names line and column."""
+    loaded = parse_json(path, data)
+    if not isinstance(loaded, dict):
+        raise FormatError(str(path), f"holds {short_repr(loaded)}, not an object")
+    return loaded
+
+
+def parse_json(path: Path, data: bytes, first_line: int = 1) -> object:
+    """Decodes any JSON value. Raises `FormatError`; `first_line` is the line that `data` is at."""
     text = read_text(path, data)
     try:
         loaded: object = json.loads(
             text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
         )
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
+        where = f"line {first_line + error.lineno - 1}, column {error.colno}"
         raise FormatError(str(path), f"is not JSON: {error.msg} at {where}") from None
     except RecursionError:
         raise FormatError(str(path), "is not read: nested too deep") from None
     except ValueError as error:
         raise FormatError(str(path), f"is not JSON: {str(error)[:100]}") from None
-    if not isinstance(loaded, dict):
-        raise FormatError(str(path), f"holds {short_repr(loaded)}, not an object")
     return loaded
 
 

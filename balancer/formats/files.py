@@ -2,11 +2,11 @@
 
 import os
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 from uuid import uuid4
 
 from equipoise.hal.errors import FileWriteFailed, FormatError
@@ -23,12 +23,7 @@ def is_folder(path: Path) -> bool:
 
 def read_bytes(path: Path) -> bytes:
     """Reads a regular file. Raises `FormatError` for anything else."""
-    mode = _mode(path)
-    if stat.S_ISDIR(mode):
-        raise FormatError(str(path), "is a folder, not a file")
-    if not stat.S_ISREG(mode):
-        # Reading a pipe could block for ever, and a device may never end.
-        raise FormatError(str(path), "is not a regular file")
+    _check_regular(path)
 
     def read() -> bytes:
         with path.open("rb") as stream:
@@ -39,6 +34,18 @@ def read_bytes(path: Path) -> bytes:
     if len(data) > MAX_FILE_BYTES:
         raise FormatError(str(path), f"is larger than {MAX_FILE_BYTES} bytes")
     return data
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a regular file of any size to be read in pieces. Raises `FormatError`."""
+    _check_regular(path)
+    stream = _with_file_errors(path, "read", lambda: path.open("rb"))
+    with stream:
+        try:
+            yield stream
+        except OSError as error:
+            raise FormatError(str(path), f"cannot be read: {error.strerror or error}") from None
 
 
 def read_text(path: Path, data: bytes) -> str:
@@ -101,6 +108,15 @@ def _write_synced(path: Path, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _check_regular(path: Path) -> None:
+    mode = _mode(path)
+    if stat.S_ISDIR(mode):
+        raise FormatError(str(path), "is a folder, not a file")
+    if not stat.S_ISREG(mode):
+        # Reading a pipe could block for ever, and a device may never end.
+        raise FormatError(str(path), "is not a regular file")
 
 
 def _mode(path: Path) -> int:

@@ -12,3 +12,8 @@ PLACEMENT_FORMAT_NAMES = (
     "eplb-table",
     "npy",
 )
+VLLM_ROUTED, SGLANG_ROUTED = "vllm-routed", "sglang-routed"
+ROUTED_FORMAT_NAMES = VLLM_ROUTED, SGLANG_ROUTED
+"""The routing traces that can be written: the experts of every token."""
+SGLANG_RECORDS, MOE_TRACE, COUNTS = "sglang-records", "moe-trace", "counts"
+TRACE_FORMAT_NAMES = *ROUTED_FORMAT_NAMES, SGLANG_RECORDS, MOE_TRACE, COUNTS

@@ -3,7 +3,7 @@
 The array is (layers, experts) or (steps, layers, experts). The index of a layer is its number in
 the model, so layers without experts are there as zeros; reading leaves them out. The recorder's
 modes `stat` and `stat_approx` write this; `per_pass` and `per_token` write `records` of one rank by
-slot, which are refused.
+slot, which are no statistics: `sglang_records` reads them as a routing trace.
 """
 
 import numpy as np
@@ -24,7 +24,8 @@ def unpack(file: DecodedFile) -> ExpertStatistics:
 
 def refuse_records(file: DecodedFile) -> ExpertStatistics:
     """Raises `FormatError` that names the mode to record in."""
-    raise file.error("holds records by pass of one rank: record in mode stat instead")
+    what = "holds records by pass of one rank: record in mode stat, or replay them as a trace"
+    raise file.error(what)
 
 
 def pack(statistics: ExpertStatistics) -> dict[str, npt.NDArray[np.generic]]:

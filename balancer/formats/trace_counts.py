@@ -1,0 +1,96 @@
+"""Opens counts by step as a trace: any format of statistics, and .npy files of any size."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.formats.encodings import read_npy_header
+from equipoise.balancer.formats.files import open_file
+from equipoise.balancer.formats.numbers import format_index, int64_array
+from equipoise.balancer.formats.routing_trace import MAX_EXPERTS, CountsTrace, Ids
+from equipoise.balancer.formats.statistics import ExpertStatistics, check_layers
+from equipoise.hal.arguments import INT32_MAX
+from equipoise.hal.errors import FormatError, PlacementError
+
+STEP_AXES = "step", "layer", "expert"
+Value = TypeVar("Value")
+
+
+def trace_of_statistics(path: Path, statistics: ExpertStatistics) -> CountsTrace:
+    """Returns the windows of statistics as steps."""
+
+    def open_blocks(steps: int) -> Iterator[Ids]:
+        for begin in range(0, statistics.windows, steps):
+            block = statistics.counts[begin : begin + steps]
+            yield checked_block(path, block, begin, statistics.layers)
+
+    return CountsTrace(
+        statistics.layers,
+        statistics.experts,
+        statistics.top_k,
+        statistics.windows,
+        statistics.source,
+        open_blocks,
+    )
+
+
+def open_count_array(path: Path) -> CountsTrace:
+    """Opens an .npy file (steps, layers, experts), or (layers, experts) of one step.
+
+    Blocks are read from the file as they are asked for, so that it may be of any size. Raises
+    `FormatError`.
+    """
+    with open_file(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        shape, column_major, dtype = read_npy_header(path, stream, size)
+        begin = stream.tell()
+    if len(shape) not in (2, 3):
+        axes = ", ".join(STEP_AXES)
+        raise FormatError(str(path), f"array is of shape {shape}, expected axes {axes}")
+    steps, layers, experts = shape if len(shape) == len(STEP_AXES) else (1, *shape)
+    if 0 in shape or experts > MAX_EXPERTS:
+        raise FormatError(str(path), f"array is of shape {shape}: no counts by layer and expert")
+    numbers = check_or_name(path, lambda: check_layers(tuple(range(layers)), layers))
+    if column_major:
+        raise FormatError(str(path), "array has its columns first: save it in C order")
+
+    def open_blocks(most_steps: int) -> Iterator[Ids]:
+        with open_file(path) as stream:
+            stream.seek(begin)
+            for first in range(0, steps, most_steps):
+                length = min(most_steps, steps - first)
+                data = stream.read(length * layers * experts * dtype.itemsize)
+                if len(data) < length * layers * experts * dtype.itemsize:
+                    raise FormatError(str(path), f"step {first}: the file was cut off meanwhile")
+                block = np.frombuffer(data, dtype).reshape(length, layers, experts)
+                yield checked_block(path, block, first, numbers)
+
+    return CountsTrace(numbers, experts, None, steps, f"npy: {path}", open_blocks)
+
+
+def checked_block(path: Path, block: npt.NDArray[Any], first: int, layers: tuple[int, ...]) -> Ids:
+    """Returns (steps, layers, experts) as int32; `first` numbers the first step.
+
+    Raises `FormatError` that names the place of what is no count.
+    """
+    if block.dtype.kind == "f":
+        block = check_or_name(path, lambda: int64_array(f"from step {first}", block, STEP_AXES))
+    # Compared with the extremes first: a mask of every count is needed only for the message.
+    if int(block.min()) < 0 or int(block.max()) > INT32_MAX:
+        at = tuple(np.argwhere((block < 0) | (block > INT32_MAX))[0].tolist())
+        where = format_index(STEP_AXES, (first + at[0], *at[1:]), layers)
+        why = "negative" if block[at] < 0 else f"more than {INT32_MAX}"
+        raise FormatError(str(path), f"{where}: count {block[at]} is {why}")
+    return np.ascontiguousarray(block, dtype=np.int32)
+
+
+def check_or_name(path: Path, check: Callable[[], Value]) -> Value:
+    """Calls `check`; adds the file to a `PlacementError`."""
+    try:
+        return check()
+    except PlacementError as error:
+        raise FormatError(str(path), str(error)) from None
