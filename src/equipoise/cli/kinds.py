@@ -125,6 +125,9 @@ OBJECTIVES = "tokens", "active_experts"
 PRECISIONS = "bf16", "fp8", "fp4"
 LINKS = "node", "network", "host"
 ENDPOINTS = "chat", "completions"
+PHASES = "prefill", "decode"
+ENGINES = "vllm", "sglang", "vllm-ascend", "trtllm", "equipoise"
+"""Whose balancers `replay` knows."""
 
 
 def parse_choice(choices: tuple[str, ...]) -> OptionKind:
@@ -138,7 +141,7 @@ def parse_choice(choices: tuple[str, ...]) -> OptionKind:
     return OptionKind(" or ".join(choices), read, read)
 
 
-def _int_from_yaml(value: object) -> object:
+def _int_from_yaml(value: object) -> int:
     # In YAML `true` is a bool, which Python counts as an int.
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(value)
@@ -250,6 +253,31 @@ def _origins_from_yaml(value: object) -> tuple[str, ...]:
     return tuple(_origin(item) for item in values)
 
 
+def _wholes_of_text(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
+def _wholes_of_yaml(value: object) -> tuple[int, ...]:
+    if isinstance(value, str):
+        return _wholes_of_text(value)
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise ValueError(value)
+    return tuple(_int_from_yaml(item) for item in values)
+
+
+def _engines_of_text(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not set(names) <= set(ENGINES):
+        raise ValueError(text)
+    return names
+
+
+def _engines_of_yaml(value: object) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    return _engines_of_text(",".join(_str_from_yaml(item) for item in values))
+
+
 WHOLE = OptionKind("a whole number", int, _int_from_yaml)
 SECONDS = OptionKind("a number of seconds", lambda text: _finite(float(text)), _real_from_yaml)
 REAL = OptionKind("a number", lambda text: _finite(float(text)), _real_from_yaml)
@@ -296,7 +324,11 @@ RANGE = OptionKind(
     "START-STOP, whole numbers with START below STOP", IterationRange.parse, _range_from_yaml
 )
 POLICY, SPLIT, OBJECTIVE = parse_choice(POLICIES), parse_choice(SPLITS), parse_choice(OBJECTIVES)
-PRECISION, LINK = parse_choice(PRECISIONS), parse_choice(LINKS)
+PRECISION, LINK, PHASE = parse_choice(PRECISIONS), parse_choice(LINKS), parse_choice(PHASES)
+ENGINE_NAMES = OptionKind(
+    f"names of {', '.join(ENGINES)}, with commas between", _engines_of_text, _engines_of_yaml
+)
+WHOLES = OptionKind("whole numbers with commas between", _wholes_of_text, _wholes_of_yaml)
 ENDPOINT, WORKLOAD = parse_choice(ENDPOINTS), parse_choice(tuple(WORKLOADS))
 BYTES = OptionKind(
     "whole bytes such as 24MiB or 44M, 1 to 2^60",

@@ -17,7 +17,16 @@ EXIT_STDOUT_CLOSED = 1
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
-COMMANDS_WITH_ARGV = "plan", "report", "advise", "convert", "bench", "simulate", "route-report"
+COMMANDS_WITH_ARGV = (
+    "plan",
+    "report",
+    "advise",
+    "replay",
+    "convert",
+    "bench",
+    "simulate",
+    "route-report",
+)
 """Commands that write their own command line into their outputs; each is a function in a module of
 its name, with an underscore for a hyphen."""
 

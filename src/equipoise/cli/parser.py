@@ -18,6 +18,7 @@ from equipoise.cli import (
     plan,
     policy_server,
     record,
+    replay,
     report,
     route,
     route_report,
@@ -117,6 +118,19 @@ examples:
       --itl 50 --expert-bytes 24MiB --link host --json advice.json
 
 exit code: 0 advised, 2 bad input, 3 something could not be written"""
+REPLAY = """\
+Replay recorded routing under the balancers of engines and under ours, step by step:
+imbalance, step time, weights moved, pauses, KV cache and throughput of each; and when
+to leave balancing off. A model, not a measurement: the page Replay has its formulas."""
+REPLAY_EXAMPLES = """\
+examples:
+  equipoise replay routed/ --ranks 8 --experts 128
+  equipoise replay counts.npy --ranks 32 --slots 256,288,320 --engine sglang,equipoise \\
+      --hardware h200 --hidden 7168 --intermediate 2048 --itl 50
+  equipoise replay per_pass.pt --ranks 8 --expert-bytes 18MiB --memory 60GiB \\
+      --kv-bytes-per-token 96KiB --context-tokens 4000 --html replay.html
+
+exit code: 0 replayed, 2 bad input, 3 something could not be written"""
 CONVERT = """\
 Read statistics or a placement, whichever IN is, and write it in another format.
 What the format of OUT cannot carry is listed on standard error."""
@@ -178,6 +192,7 @@ DOCTOR = "Say what was found on this machine, what is missing and why."
 
 
 STATISTICS = "recorded statistics: a file or a folder"
+ROUTING_TRACE = "recorded routing, by token or by step: a file or a folder"
 LISTS = (TEXTS, VARIANTS, FAMILY_NAMES, WORKERS, SETTINGS, ORIGINS)
 """Kinds of which an option takes several."""
 
@@ -245,6 +260,7 @@ def build_parser() -> Parser:
     _add_plan(commands)
     _add_report(commands)
     _add_advise(commands)
+    _add_replay(commands)
     _add_convert(commands)
     _add_route(commands)
     _add_route_report(commands)
@@ -303,6 +319,13 @@ def _add_advise(commands: Any) -> None:
     )
     command.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
     _add_options(command, advise.OPTIONS)
+
+
+def _add_replay(commands: Any) -> None:
+    about = "what each balancer would gain on recorded routing"
+    command = _command(commands, "replay", about, REPLAY, REPLAY_EXAMPLES)
+    command.add_argument("trace", type=_reader(PATH), metavar="TRACE", help=ROUTING_TRACE)
+    _add_options(command, replay.OPTIONS)
 
 
 def _add_convert(commands: Any) -> None:

@@ -141,9 +141,9 @@ class Player:
         return self._rule
 
     def _slot_rows(self, load: Load, rule: RankRowsRule) -> Reals:
-        of_slots = np.take_along_axis(load, self._layout.placement.astype(np.int64), axis=1)
-        rows: Reals = of_slots * rule.slot_parts().astype(np.float64)
-        return rows
+        of_slots: Load = np.take_along_axis(load, self._layout.placement.astype(np.int64), axis=1)
+        expected: Reals = (of_slots * rule.slot_parts()).astype(np.float64)
+        return expected
 
     def _measure(
         self, rows: npt.NDArray[np.float32], steps: npt.NDArray[np.int64], slot_rows: Reals

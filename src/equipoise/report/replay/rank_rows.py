@@ -170,7 +170,7 @@ class LevelledRows:
         """(ranks, layers, experts); all in one where one group levels them."""
         ranks = self.shape.ranks
         if self.groups == 1:
-            return block.counts[step][None]
+            return block.counts[step : step + 1]
         if block.tokens:
             return block.tokens[step].counts(self.shape.experts, ranks)
         return dealt(block.counts[step], ranks, (self.seed, block.first + step))

@@ -127,7 +127,8 @@ class Replay:
         refusals: of what could not.
         steps: that were replayed.
         rows: of a layer in a step, over all ranks, mean.
-        steps_in_seconds: whether steps are whole ones in seconds, not experts alone or relative.
+        steps_in_seconds: whether times are of whole steps in seconds.
+        times_in_seconds: whether they are seconds at all, of whole steps or of experts alone.
         price: what the time of a step rests on, for people.
     """
 
@@ -137,6 +138,7 @@ class Replay:
     steps: int
     rows: float
     steps_in_seconds: bool
+    times_in_seconds: bool
     price: str
 
     @property
@@ -218,6 +220,7 @@ def _result(
         steps,
         rows / steps / len(inputs.source.layers),
         inputs.step_seconds is not None,
+        inputs.step_seconds is not None or price.in_seconds,
         price.source,
     )
 

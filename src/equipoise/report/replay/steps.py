@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,6 @@ from equipoise.balancer.formats.routing_trace import (
     RoutingTrace,
     TraceUnit,
 )
-from equipoise.hal.errors import FormatError
 
 StepCounts = npt.NDArray[np.int32]
 """(steps, layers, experts): rows of all ranks together."""
@@ -110,7 +110,8 @@ class CountedSteps:
 
     Attributes:
         trace: as read.
-        steps_of_trace: which of them.
+        first: step to begin with.
+        last: step to end before; None for all.
     """
 
     trace: CountsTrace
@@ -160,12 +161,16 @@ class TokenSteps:
         ranks: that the tokens of a step are dealt to, in equal runs, where the trace does not say.
         step_tokens: tokens of a step, where the trace holds requests; the last step may have fewer.
         phase: how tokens of requests come together.
+        first: step to begin with.
+        last: step to end before; None for all.
     """
 
     trace: RoutingTrace
     ranks: int
     step_tokens: int
     phase: Phase
+    first: int = 0
+    last: int | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -195,7 +200,7 @@ class TokenSteps:
         """As many steps at a time as fit."""
         size = 4 * len(self.layers) * self.experts
         first, waiting, held = 0, [], 0
-        for step in self._steps():
+        for step in islice(self._steps(), self.first, self.last):
             waiting.append(step)
             held += size + step.ids.nbytes
             if held >= BLOCK_BYTES:
@@ -272,9 +277,3 @@ class TokenSteps:
             running = still
             if tokens:
                 yield self._dealt(np.stack(tokens))
-
-
-def check_range(source: StepSource) -> None:
-    """Raises `FormatError` where there is nothing to replay."""
-    if source.steps == 0:
-        raise FormatError("TRACE", "has no steps in that range")

@@ -1,0 +1,297 @@
+"""`equipoise replay`: its options, its checks, and the run from a trace to what each would gain."""
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.cli import advise, kinds
+from equipoise.cli.expert_options import check_expert, expert_of, hardware_of
+from equipoise.cli.files import write_file
+from equipoise.cli.offline import (
+    MAX_SLOTS,
+    check_outputs,
+    check_ranks,
+    print_written,
+    request_values,
+    usage_errors,
+)
+from equipoise.cli.option import Option
+from equipoise.cli.progress import part_progress_for
+from equipoise.cli.validation import check_count
+from equipoise.hal.errors import UsageError
+
+TRACE, SHAPE, CADENCE, OUTPUT = "the trace", "what serves", "when they plan", "output"
+MODEL, MACHINE = advise.MODEL, advise.MACHINE
+
+OPTIONS = (
+    Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N", shown_default="required",
+           help="ranks that serve"),
+    Option(key="slots", kind=kinds.WHOLES, group=SHAPE, metavar="N[,N...]",
+           shown_default="one redundant slot on each rank",
+           help="slots per layer over all ranks, multiples of them; each is replayed"),
+    Option(key="nodes", kind=kinds.WHOLE, group=SHAPE, metavar="N", shown_default="1",
+           help="machines, of as many ranks each"),
+    Option(key="engine", kind=kinds.ENGINE_NAMES, group=SHAPE, metavar="NAME[,NAME...]",
+           shown_default="all", help=f"whose balancers: {', '.join(kinds.ENGINES)}"),
+    Option(key="format", kind=kinds.NAME, group=TRACE, metavar="NAME",
+           shown_default="as the file looks", help="format of TRACE, as the page Formats names it"),
+    Option(key="experts", kind=kinds.WHOLE, group=TRACE, metavar="N",
+           shown_default="as the file says, else its largest id + 1",
+           help="experts per layer"),
+    Option(key="layers", kind=kinds.WHOLE, group=TRACE, metavar="N",
+           shown_default="as the file says", help="layers of the model, dense ones too: SGLang's "
+           "responses do not say it"),
+    Option(key="top_k", kind=kinds.WHOLE, group=TRACE, metavar="N",
+           shown_default="as the file says", help="experts of a token, likewise"),
+    Option(key="step_tokens", kind=kinds.WHOLE, group=TRACE, metavar="N", shown_default="8192",
+           help="tokens of a step over all ranks, where TRACE holds requests"),
+    Option(key="phase", kind=kinds.PHASE, group=TRACE, metavar="|".join(kinds.PHASES),
+           shown_default="prefill", help="how tokens of requests come together: the next tokens, "
+           "or the next token of each of as many requests"),
+    Option(key="range", kind=kinds.RANGE, group=TRACE, metavar="START-STOP",
+           shown_default="all", help="only these steps; STOP itself is not one of them"),
+    Option(key="window_size", kind=kinds.WHOLE, group=CADENCE, metavar="STEPS",
+           shown_default="each one's own", help="steps of load that a plan is made from"),
+    Option(key="step_interval", kind=kinds.WHOLE, group=CADENCE, metavar="STEPS",
+           shown_default="each one's own", help="steps from one plan to the next"),
+    *(advise.BY_KEY[key] for key in ("expert_bytes", "hidden", "intermediate", "precision")),
+    *(advise.BY_KEY[key] for key in ("hardware", "link")),
+    Option(key="itl", kind=kinds.REAL, group=MACHINE, metavar="MS", shown_default="unknown",
+           help="a step without a balancer, in ms, as measured"),
+    Option(key="dead_zone", kind=kinds.NAME, group=MACHINE, metavar="R:MS,R:MS,...",
+           shown_default="that of the hardware", help="step times measured at imbalances"),
+    Option(key="memory", kind=kinds.BYTES, group=MACHINE, metavar="SIZE", shown_default="unknown",
+           help="of a rank, for expert weights and KV cache together"),
+    Option(key="kv_bytes_per_token", kind=kinds.BYTES, group=MACHINE, metavar="SIZE",
+           shown_default="unknown", help="KV cache of one token on one rank"),
+    Option(key="context_tokens", kind=kinds.WHOLE, group=MACHINE, metavar="N",
+           shown_default="unknown", help="tokens that a running request holds"),
+    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
+           help="write the figures there, step by step"),
+    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
+           help="write a page with pictures there"),
+    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
+           help="no progress and no names of written files, only the table"),
+)  # fmt: skip
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+if TYPE_CHECKING:
+    from equipoise.balancer.formats import CountsTrace, RoutingTrace
+    from equipoise.balancer.formats.iterations import IterationRange
+    from equipoise.report.advice.dead_zone import DeadZone
+    from equipoise.report.advice.kv_cache import KvCache
+    from equipoise.report.replay.inputs import ReplayInputs
+    from equipoise.report.replay.replay import Replay
+    from equipoise.report.replay.steps import StepSource
+
+MAX_STEP_TOKENS = 2**24
+MAX_WINDOW = 2**31
+DEFAULT_STEP_TOKENS = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayRequest:
+    """What one `equipoise replay` was asked for; `progress` is `shown` or `hidden`."""
+
+    trace: Path
+    ranks: int | None = None
+    slots: tuple[int, ...] = ()
+    nodes: int = 1
+    engine: tuple[str, ...] = kinds.ENGINES
+    format: str | None = None
+    experts: int | None = None
+    layers: int | None = None
+    top_k: int | None = None
+    step_tokens: int = DEFAULT_STEP_TOKENS
+    phase: str = "prefill"
+    range: "IterationRange | None" = None
+    window_size: int | None = None
+    step_interval: int | None = None
+    expert_bytes: int | None = None
+    hidden: int | None = None
+    intermediate: int | None = None
+    precision: str | None = None
+    hardware: str | None = None
+    link: str | None = None
+    itl: float | None = None
+    dead_zone: str | None = None
+    memory: int | None = None
+    kv_bytes_per_token: int | None = None
+    context_tokens: int | None = None
+    json: Path | None = None
+    html: Path | None = None
+    progress: str = "shown"
+
+
+def replay(arguments: Namespace, command: str) -> int:
+    """Read a trace, replay it, write the figures, print the table; returns 0.
+
+    Raises UsageError before anything is written.
+    """
+    from equipoise.report.replay.table import render
+    from equipoise.report.terminal import stdout_colour_mode
+
+    request = ReplayRequest(**request_values(vars(arguments), BY_KEY))
+    _validate(request)
+    result = _replay(request)
+    try:
+        # Before the table: a closed standard output must not cost the file.
+        _write(request, result, command)
+    finally:
+        print(render(result, stdout_colour_mode()), flush=True)
+    return 0
+
+
+def _validate(request: ReplayRequest) -> None:
+    """Raises UsageError for everything that can be refused without reading a file."""
+    if request.ranks is None:
+        raise UsageError("--ranks is needed: how many ranks serve")
+    check_ranks(request.ranks)
+    for flag, value, most in (
+        ("--nodes", request.nodes, request.ranks),
+        ("--step-tokens", request.step_tokens, MAX_STEP_TOKENS),
+        ("--window-size", request.window_size, MAX_WINDOW),
+        ("--step-interval", request.step_interval, MAX_WINDOW),
+        ("--hidden", request.hidden, advise.MAX_WIDTH),
+        ("--intermediate", request.intermediate, advise.MAX_WIDTH),
+        ("--context-tokens", request.context_tokens, MAX_WINDOW),
+        *(("--slots", slots, MAX_SLOTS) for slots in request.slots),
+    ):
+        if value is not None:
+            check_count(flag, value, most)
+    if request.ranks % request.nodes:
+        raise UsageError(f"--nodes {request.nodes} do not divide {request.ranks} ranks")
+    if request.itl is not None and not 0 < request.itl <= advise.MAX_STEP:
+        raise UsageError(
+            f"--itl must be above 0 and at most {advise.MAX_STEP:g}, got {request.itl:g}"
+        )
+    _check_company(request)
+    check_outputs({"TRACE": request.trace}, {"--json": request.json, "--html": request.html})
+
+
+def _check_company(request: ReplayRequest) -> None:
+    """Options that say nothing without, or contradict, one another."""
+    cache = {"--memory": request.memory, "--kv-bytes-per-token": request.kv_bytes_per_token}
+    missing = [flag for flag, value in cache.items() if value is None]
+    if len(missing) == 1:
+        raise UsageError(f"{missing[0]} is needed: --memory and --kv-bytes-per-token go together")
+    if missing and request.context_tokens is not None:
+        raise UsageError("--context-tokens needs --memory and --kv-bytes-per-token")
+    weighed = request.hidden is not None or request.expert_bytes is not None
+    if not missing and not weighed:
+        raise UsageError("--memory needs --expert-bytes, or --hidden and --intermediate")
+    if request.link is not None and request.hardware is None:
+        raise UsageError("--link needs --hardware: without it nothing is known of links")
+    check_expert(request)
+
+
+def _replay(request: ReplayRequest) -> "Replay":
+    from equipoise.report.replay.replay import replay as play
+
+    inputs = _inputs(request)
+    parts = part_progress_for(request.progress, "replaying")
+    total = "" if inputs.source.steps is None else f" of {inputs.source.steps:,}"
+    try:
+        with usage_errors():
+            return play(inputs, lambda step: parts.start_part(f"step {step:,}{total}"))
+    finally:
+        parts.close()
+
+
+def _inputs(request: ReplayRequest) -> "ReplayInputs":
+    from equipoise.report.replay.inputs import ReplayInputs
+
+    hardware = hardware_of(request, request.link or ReplayInputs.link)
+    source = _source(request)
+    ranks = request.ranks
+    assert ranks is not None
+    inputs = ReplayInputs(
+        source=source,
+        ranks=ranks,
+        slots=(),
+        nodes=request.nodes,
+        engines=request.engine,
+        window=request.window_size,
+        interval=request.step_interval,
+        expert=expert_of(request),
+        hardware=hardware,
+        link=request.link or ReplayInputs.link,
+        step_seconds=None if request.itl is None else request.itl / 1e3,
+        dead_zone=_dead_zone(request),
+        kv_cache=_kv_cache(request),
+    )
+    slots = request.slots or (inputs.least_slots + ranks,)
+    for one in slots:
+        _check_slots(one, source.experts, ranks)
+    return replace(inputs, slots=slots)
+
+
+def _check_slots(slots: int, experts: int, ranks: int) -> None:
+    if slots % ranks:
+        raise UsageError(f"--slots {slots} is not divisible by {ranks} ranks")
+    if not experts <= slots <= experts * ranks:
+        raise UsageError(
+            f"--slots must be {experts} to {experts * ranks}, from one copy of each expert to one "
+            f"on every rank, got {slots}"
+        )
+
+
+def _source(request: ReplayRequest) -> "StepSource":
+    from equipoise.balancer.formats import CountsTrace
+    from equipoise.report.replay.steps import CountedSteps, Phase, TokenSteps
+
+    trace = _read(request)
+    assert request.ranks is not None
+    first, last = (0, None) if request.range is None else (request.range.start, request.range.stop)
+    if isinstance(trace, CountsTrace):
+        return CountedSteps(trace, first, last)
+    return TokenSteps(trace, request.ranks, request.step_tokens, Phase(request.phase), first, last)
+
+
+def _read(request: ReplayRequest) -> "CountsTrace | RoutingTrace":
+    from equipoise.balancer.formats import read_trace
+    from equipoise.balancer.formats.trace_parts import TraceShapeMissing
+
+    with usage_errors():
+        try:
+            return read_trace(
+                request.trace,
+                format=request.format,
+                layers=request.layers,
+                top_k=request.top_k,
+                experts=request.experts,
+            )
+        except TraceShapeMissing as error:
+            raise UsageError(f"{error}: give --layers and --top-k") from error
+
+
+def _dead_zone(request: ReplayRequest) -> "DeadZone | None":
+    if request.dead_zone is None:
+        return None
+    raise NotImplementedError
+
+
+def _kv_cache(request: ReplayRequest) -> "KvCache | None":
+    from equipoise.report.advice.kv_cache import KvCache
+
+    if request.memory is None or request.kv_bytes_per_token is None:
+        return None
+    return KvCache(request.kv_bytes_per_token, request.memory, request.context_tokens)
+
+
+def _write(request: ReplayRequest, result: "Replay", command: str) -> None:
+    from equipoise.report.replay.json_output import to_json
+
+    about = {"command": command, "trace": str(request.trace)}
+    if request.json is not None:
+        text = json.dumps(about | to_json(result), allow_nan=False)
+        print_written(request.progress, [f"figures: {write_file(request.json, text)}"])
+    if request.html is not None:
+        from equipoise.report.replay.html import page
+
+        place = write_file(request.html, page(result, command))
+        print_written(request.progress, [f"page: {place}"])

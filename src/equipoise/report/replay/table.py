@@ -1,0 +1,171 @@
+"""The table of `equipoise replay`: the decision, a row per candidate, what it rests on."""
+
+from collections.abc import Iterator
+from textwrap import fill
+
+from equipoise.report.replay.decision import Decision, decide
+from equipoise.report.replay.inputs import ReplayInputs
+from equipoise.report.replay.replay import MAX_LEVELLED_STEPS, Outcome, Replay
+from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import format_size, pluralize
+
+WIDTH = 100
+NAME = 30
+MISSING = "-"
+
+
+def render(replay: Replay, colours: ColourMode) -> str:
+    """All of it, at most 100 columns wide."""
+    decision = decide(replay)
+    heading = styled(_title(replay), TextStyle.BOLD, colours)
+    parts = [
+        f"{heading}\n{styled('a model, not a measurement', TextStyle.DIM, colours)}",
+        styled(fill(headline(replay, decision), WIDTH), TextStyle.BOLD, colours),
+        "\n".join(_rows(replay, decision, colours)),
+        *(["\n".join(_refusals(replay))] if replay.refusals else []),
+        "\n".join(_engines(replay, decision)),
+        "It rests on\n" + "\n".join(_basis(replay)),
+    ]
+    return "\n\n".join(parts)
+
+
+def headline(replay: Replay, decision: Decision) -> str:
+    """The decision in a sentence."""
+    if decision.best is None:
+        return f"Leave it off: {decision.reason}."
+    gain = replay.gain(decision.best)
+    best = decision.best
+    return f"{best.name} in {best.slots:,} slots: {gain:+.1%} throughput; {decision.reason}."
+
+
+def _title(replay: Replay) -> str:
+    source, ranks = replay.inputs.source, replay.inputs.ranks
+    layers = pluralize(len(source.layers), "layer")
+    return (
+        f"{layers} of {pluralize(source.experts, 'expert')} on {pluralize(ranks, 'rank')}, "
+        f"{pluralize(replay.steps, 'step')} of {replay.rows:,.0f} rows"
+    )
+
+
+def _rows(replay: Replay, decision: Decision, colours: ColourMode) -> Iterator[str]:
+    heads = ("", "slots", "imbalance", "p95", "step", "plans", "moved", "paused", "KV", "gain")
+    yield styled(_aligned(heads), TextStyle.DIM, colours)
+    for one in replay.outcomes:
+        row = _aligned(_cells(replay, one))
+        yield styled(row, TextStyle.BOLD, colours) if one is decision.best else row
+
+
+def _cells(replay: Replay, one: Outcome) -> tuple[str, ...]:
+    error = "~" if one.standard_error else ""
+    return (
+        one.name,
+        f"{one.slots:,}",
+        f"{error}{one.mean_imbalance:.4f}",
+        f"{one.high_imbalance:.4f}",
+        _step(replay, one),
+        str(len(one.rebalances)) if one.cadence else MISSING,
+        _moved(replay.inputs, one),
+        _paused(replay, one),
+        MISSING if one.kv_tokens is None else f"{one.kv_tokens:,}",
+        MISSING if one is replay.now else f"{replay.gain(one):+.1%}",
+    )
+
+
+def _step(replay: Replay, one: Outcome) -> str:
+    if replay.times_in_seconds:
+        return f"{one.mean_seconds * 1e3:.2f} ms"
+    return f"{one.mean_seconds / replay.now.mean_seconds:.3f}"
+
+
+def _moved(inputs: ReplayInputs, one: Outcome) -> str:
+    if not one.cadence:
+        return MISSING
+    if inputs.expert is None:
+        return f"{one.copies:,}"
+    return format_size(one.copies * inputs.expert.size)
+
+
+def _paused(replay: Replay, one: Outcome) -> str:
+    if not one.cadence or replay.inputs.transfers is None:
+        return MISSING
+    return f"{one.pauses:.2f} s"
+
+
+def _aligned(cells: tuple[str, ...]) -> str:
+    widths = 7, 10, 8, 9, 6, 10, 8, 9, 8
+    rest = "".join(f"{cell:>{width}}" for cell, width in zip(cells[1:], widths, strict=True))
+    return f"{cells[0]:<{NAME}}{rest}".rstrip()
+
+
+def _refusals(replay: Replay) -> Iterator[str]:
+    yield "Not replayed"
+    for one in replay.refusals:
+        yield fill(
+            f"{one.name} in {one.slots:,} slots: {one.reason}",
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+        )
+
+
+def _engines(replay: Replay, decision: Decision) -> Iterator[str]:
+    yield "By engine"
+    for engine, best in decision.by_engine.items():
+        if best is None:
+            yield f"  {engine:<14}leave it off"
+        else:
+            yield f"  {engine:<14}{best.name} in {best.slots:,} slots, {replay.gain(best):+.1%}"
+
+
+def _basis(replay: Replay) -> Iterator[str]:
+    inputs = replay.inputs
+    yield _line("trace", f"{inputs.source.description}")
+    yield _line("step", _step_basis(replay))
+    yield _line("plans", _cadences(replay))
+    error = max(one.standard_error for one in replay.outcomes)
+    if error:
+        levelled = f"{MAX_LEVELLED_STEPS:,} steps, evenly spaced, were levelled"
+        yield _line("~", f"{levelled}: twice the standard error of the mean is {2 * error:.4f}")
+    yield _line("moves", _move_basis(inputs))
+    yield _line("KV cache", _cache(inputs))
+
+
+def _step_basis(replay: Replay) -> str:
+    if replay.inputs.step_seconds is not None:
+        return f"{replay.inputs.step_seconds * 1e3:g} ms without a balancer; {replay.price}"
+    unit = "experts alone" if replay.times_in_seconds else "1 is a step without a balancer"
+    return f"{replay.price}; {unit}"
+
+
+def _move_basis(inputs: ReplayInputs) -> str:
+    if inputs.transfers is None:
+        return "--hardware and --expert-bytes say how long they take"
+    size = format_size(inputs.transfers.expert_bytes)
+    link = f"{size} an expert over the {inputs.link} link"
+    return f"{link}; a pause is the transfer alone, without planning"
+
+
+def _cadences(replay: Replay) -> str:
+    texts: dict[str, str] = {}
+    for one in replay.outcomes:
+        if one.cadence is None:
+            continue
+        how = "pausing" if one.cadence.blocking else "beside the forward pass"
+        steps = f"every {one.cadence.interval:,} steps from {one.cadence.window:,}"
+        texts.setdefault(one.engine, f"{one.engine} {steps}, {how}")
+    return "; ".join(texts.values())
+
+
+def _cache(inputs: ReplayInputs) -> str:
+    if inputs.kv_cache is None or inputs.expert is None:
+        return "unknown; --memory, --kv-bytes-per-token and what an expert weighs say it"
+    if inputs.kv_cache.context_tokens is None:
+        return "tokens of a rank; --context-tokens says whether they bound the batch"
+    return (
+        f"tokens of a rank; a request holds {inputs.kv_cache.context_tokens:,}, and the batch of "
+        "the trace ran with the fewest slots"
+    )
+
+
+def _line(name: str, text: str) -> str:
+    return fill(text, WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
