@@ -7,6 +7,7 @@
 #include "bindings/numpy_arrays.h"
 #include "common/checksum.h"
 #include "common/hash.h"
+#include "routing/deal_rows.h"
 #include "routing/levelled_route.h"
 #include "routing/route.h"
 #include "routing/routing_rules.h"
@@ -312,6 +313,25 @@ void py_levelled_rows(nb::handle counts, nb::handle start, nb::handle replicas,
     }
 }
 
+// Layers follow each other in one sequence of draws.
+void py_deal_rows(nb::handle counts, std::int64_t ranks, std::int64_t seed, nb::handle dealt) {
+    const IdArray layers("counts", counts, 2);
+    const Output rows("dealt", dealt, 3);
+    require_range("ranks", ranks, 1, 1 << 16);
+    require_range("seed", seed, 0, INT64_MAX);
+    require_range("counts", layers.view(), 0, INT32_MAX);
+    require_size("dealt layers", rows.extent(0), layers.extent(0));
+    require_size("dealt ranks", rows.extent(1), static_cast<std::size_t>(ranks));
+    require_size("dealt experts", rows.extent(2), layers.extent(1));
+    nb::gil_scoped_release unlocked;
+    const std::size_t experts = layers.extent(1), width = experts * rows.extent(1);
+    for (std::size_t layer = 0; layer < layers.extent(0); ++layer)
+        deal_rows({layers.view().data + layer * experts, experts},
+                  static_cast<std::int32_t>(ranks),
+                  mix64(static_cast<std::uint64_t>(seed) + kStep64) + layer,
+                  {rows.span().data + layer * width, width});
+}
+
 }  // namespace
 
 void bind_routing(nb::module_& m) {
@@ -339,6 +359,8 @@ void bind_routing(nb::module_& m) {
           "rank"_a, "layer"_a, "slots"_a, "counts"_a, "total"_a.none() = nb::none(),
           "before"_a.none() = nb::none(),
           "Slots that level the batch over the ranks; semantics in hal/levelled_routing.py.");
+    m.def("deal_rows", &py_deal_rows, "counts"_a, "ranks"_a, "seed"_a, "dealt"_a,
+          "Writes how many rows of each expert come from each rank, at random.");
     m.def("levelled_rows", &py_levelled_rows, "counts"_a, "start"_a, "replicas"_a, "ranks"_a,
           "layer"_a, "groups"_a, "rows"_a, "Writes rows by slot of batches that are levelled, from their counts.");
 }

@@ -164,6 +164,13 @@ def route_levelled(
     of a group, int32 [E] each.
     """
 
+def deal_rows(counts: _Int32, ranks: int, seed: int, dealt: _Int32) -> None:
+    """Write `dealt`, int32 [L, ranks, E]: rows of `counts`, int32 [L, E], each to a rank at random.
+
+    The same seed gives the same rows; `ranks` is at most 65,536, and the odds of a rank are within
+    1 / 65536 of 1 / ranks.
+    """
+
 def levelled_rows(
     counts: _Int32,
     start: _Int32,

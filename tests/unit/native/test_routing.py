@@ -1,6 +1,7 @@
 """Native routing against the torch reference, bit for bit."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,3 +128,34 @@ def test_route_hashed_treats_numpy_and_torch_alike() -> None:
         _native.route_hashed(convert(ids), start, replicas, cumulative, 1, 2, 3, slots, counts)
         results.append((slots.tolist(), counts.tolist()))
     assert results[0] == results[1]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 200), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.integers(0, 2**63 - 1),
+)
+def test_dealt_rows_are_all_rows_and_repeat_by_seed(
+    counts: list[list[int]], ranks: int, seed: int
+) -> None:
+    rows = np.array(counts, dtype=np.int32)
+    first, again = np.full((2, len(counts), ranks, 3), -1, dtype=np.int32)
+    for dealt in (first, again):
+        _native.deal_rows(rows, ranks, seed, dealt)
+    assert (first.sum(axis=1) == rows).all()
+    assert (first >= 0).all()
+    assert (first == again).all()
+
+
+def test_dealt_rows_fall_on_ranks_alike() -> None:
+    rows = np.full((1, 2), 50_000, dtype=np.int32)
+    dealt = np.empty((1, 5, 2), dtype=np.int32)
+    _native.deal_rows(rows, 5, 1, dealt)
+    # Six standard deviations of a binomial count: sqrt(50000 * 0.2 * 0.8) is 89.
+    assert np.abs(dealt - 10_000).max() < 6 * 89
+
+
+def test_dealt_rows_refuse_another_shape() -> None:
+    rows = np.zeros((1, 2), dtype=np.int32)
+    with pytest.raises(ValueError, match="dealt ranks: expected 3 elements, got 4"):
+        _native.deal_rows(rows, 3, 0, np.empty((1, 4, 2), dtype=np.int32))

@@ -81,10 +81,6 @@ class Candidate(Protocol):
     def sub_windows(self) -> int:
         """Into how many sums the window is divided."""
 
-    @property
-    def levels_batches(self) -> bool:
-        """Whether a step takes long to replay, so that only some are evaluated."""
-
     def start(self) -> Layout:
         """What is installed at first."""
 
@@ -107,7 +103,6 @@ class Unbalanced:
     engine: str = ""
     cadence: None = None
     sub_windows: int = 1
-    levels_batches: bool = False
 
     def start(self) -> Layout:
         """In the order of experts."""
@@ -156,11 +151,6 @@ class EngineCandidate:
     def engine(self) -> str:
         """Its name."""
         return self.model.name
-
-    @property
-    def levels_batches(self) -> bool:
-        """Where the rule solves each batch."""
-        return self.dispatch.split is SplitKind.BY_BATCH
 
     def start(self) -> Layout:
         """As the engine starts."""
@@ -231,11 +221,6 @@ class OurCandidate:
         """Into how many sums the window is divided."""
         return self.config.window_size // self.config.sub_window
 
-    @property
-    def levels_batches(self) -> bool:
-        """In the step: all modes but `static` and `lagged`, where there is anything to level."""
-        return self.config.levels_batches and self.shape.slots > self.shape.experts
-
     def start(self) -> Layout:
         """In the order of experts, further replicas beside."""
         return with_even_shares(initial_placement(self.shape), self.shape)
@@ -248,10 +233,10 @@ class OurCandidate:
 
     def rule(self, layout: Layout, has_tokens: bool) -> RankRowsRule:
         """Levelled from counts, or drawn by shares."""
-        if not self.levels_batches:
+        if not self.config.levels_batches:
             return DrawnRows(layout, self.shape, share_parts(layout), SEED)
         groups = {ShareMode.LOCAL: None, ShareMode.NODE: self.nodes, ShareMode.EXACT: 1}
-        return LevelledRows(layout, self.shape, groups[self.mode], SEED)
+        return LevelledRows(layout, self.shape, groups[self.mode])
 
     def share_updates(self) -> ShareUpdates | None:
         """In mode `lagged`."""

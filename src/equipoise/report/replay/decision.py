@@ -27,7 +27,7 @@ class Decision:
 
 
 def decide(replay: Replay) -> Decision:
-    """By throughput; of what is as good, the fewest slots, then the fewest copies moved."""
+    """By throughput; of what is as good, the fewest slots, then what comes first in the table."""
     engines = dict.fromkeys(one.engine for one in replay.outcomes[1:])
     by_engine = {
         engine: _best(replay, [one for one in replay.outcomes if one.engine == engine])
@@ -44,7 +44,8 @@ def _best(replay: Replay, outcomes: list[Outcome]) -> Outcome | None:
     if most < LEAST_GAIN:
         return None
     good = [one for one in outcomes if replay.gain(one) >= most - AS_GOOD]
-    return min(good, key=lambda one: (one.slots, one.copies, one.engine != OURS, one.name))
+    # Ours before an engine's where both are as good: an engine comes first in the table.
+    return min(good, key=lambda one: (one.slots, one.engine != OURS))
 
 
 def _reason(replay: Replay, best: Outcome | None) -> str:

@@ -117,7 +117,8 @@ def _cadence(default: Cadence, inputs: ReplayInputs) -> Cadence:
 
 def _ours(inputs: ReplayInputs, slots: int) -> Iterator[OurCandidate]:
     shape = _shape(inputs, slots)
-    modes = list(ShareMode)
+    # The default first: of candidates that are as good, the first is advised.
+    modes = sorted(ShareMode, key=lambda mode: mode is not ShareMode.LOCAL)
     if inputs.nodes in (1, inputs.ranks):
         modes.remove(ShareMode.NODE)
     if slots == inputs.least_slots:

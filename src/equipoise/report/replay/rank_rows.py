@@ -77,8 +77,7 @@ class DrawnRows:
 
     def rank_rows(self, block: StepBlock, places: Places) -> StepRows:
         """Of these steps of the block."""
-        counts = block.by_layer if len(places) == len(block) else block.by_layer[:, places]
-        single: StepRows = np.matmul(counts, self._single).transpose(1, 0, 2)
+        single: StepRows = np.matmul(block.by_layer(places), self._single).transpose(1, 0, 2)
         plural = self._plural
         if not plural.experts.size:
             return single
@@ -142,15 +141,13 @@ class LevelledRows:
     Attributes:
         layout: what is installed; shares are not read.
         shape: numbers of layers, experts, slots and ranks.
-        groups: number of groups of neighbouring ranks; None if each rank levels alone.
-        seed: with the step's number that of the draw of who sends which row, where the trace does
-            not say it.
+        groups: number of groups of neighbouring ranks; None if each rank levels alone. Where the
+            trace does not say who sends which row, that is drawn, by the step's number.
     """
 
     layout: Layout
     shape: ExpertShape
     groups: int | None
-    seed: int
 
     def slot_parts(self) -> Parts:
         """Even ones: levelled quotas follow each batch."""
@@ -173,20 +170,14 @@ class LevelledRows:
             return block.counts[step : step + 1]
         if block.tokens:
             return block.tokens[step].counts(self.shape.experts, ranks)
-        return dealt(block.counts[step], ranks, (self.seed, block.first + step))
+        return dealt(block.counts[step], ranks, block.first + step)
 
 
-def dealt(counts: npt.NDArray[np.int32], ranks: int, seed: tuple[int, int]) -> BatchCounts:
+def dealt(counts: npt.NDArray[np.int32], ranks: int, seed: int) -> BatchCounts:
     """Deals rows (layers, experts) to ranks at random, int32 (ranks, layers, experts)."""
-    layers, experts = counts.shape
-    chances = np.random.default_rng(seed)
-    kind = np.uint8 if ranks <= 1 << 8 else np.uint16
-    dealt_rows = np.empty((ranks, layers, experts), np.int32)
-    for layer, row in enumerate(counts):
-        owner = chances.integers(0, ranks, int(row.sum()), dtype=kind)
-        keys = owner.astype(np.int64) * experts + np.repeat(np.arange(experts), row)
-        dealt_rows[:, layer] = np.bincount(keys, minlength=ranks * experts).reshape(ranks, experts)
-    return dealt_rows
+    rows = np.empty((counts.shape[0], ranks, counts.shape[1]), np.int32)
+    _native.deal_rows(np.ascontiguousarray(counts), ranks, seed, rows)
+    return rows.transpose(1, 0, 2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,5 @@
 """Replays a trace under each candidate, and what each would gain."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,14 +9,9 @@ import numpy.typing as npt
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.hal.errors import PlacementError
 from equipoise.report.placement.spread import Reals
-from equipoise.report.replay.candidate import Candidate
 from equipoise.report.replay.engine_model import Cadence
 from equipoise.report.replay.inputs import ReplayInputs, candidates
 from equipoise.report.replay.player import Measurements, Player, Rebalance
-
-MAX_LEVELLED_STEPS = 2048
-"""Of a trace of counts that are evaluated where a step takes long, spread evenly over it. The mean
-of so many differs from that of all by 1 / sqrt(2048) of their deviation: the table has both."""
 
 OnStep = Callable[[int], None]
 """Hears how many steps have been replayed."""
@@ -76,10 +70,15 @@ class Outcome:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean over steps, where not all were evaluated; else 0."""
+        """Of the mean over steps, where not all were evaluated; else 0.
+
+        From differences of neighbours, as for samples that are evenly spaced (Wolter, 1984): what
+        changes slowly is in all of them.
+        """
         if len(self.steps) == self.served:
             return 0.0
-        return float(np.nanstd(self.imbalance) / math.sqrt(len(self.steps)))
+        differences = np.diff(self.imbalance)
+        return float(np.sqrt(np.nanmean(differences**2) / 2 / len(self.steps)))
 
     @property
     def mean_seconds(self) -> float:
@@ -164,10 +163,9 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
     """
     refusals: list[Refusal] = []
     players: list[Player] = []
-    batches = {}
     for candidate in candidates(inputs):
-        batches[candidate.shape.slots] = _batch(inputs, candidate.shape.slots)
-        players.append(_player(candidate, inputs, batches[candidate.shape.slots]))
+        price = inputs.price(_batch(inputs, candidate.shape.slots))
+        players.append(Player(candidate, price, inputs.source.every, inputs.transfers))
     rows = steps = 0
     for block in inputs.source.blocks():
         for player in list(players):
@@ -183,13 +181,6 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
     if not steps:
         raise PlacementError("the trace has no steps")
     return _result(inputs, players, refusals, steps, rows)
-
-
-def _player(candidate: Candidate, inputs: ReplayInputs, batch: float) -> Player:
-    every = 1
-    if candidate.levels_batches and inputs.source.steps is not None:
-        every = max(1, math.ceil(inputs.source.steps / MAX_LEVELLED_STEPS))
-    return Player(candidate, inputs.price(batch), every, inputs.transfers)
 
 
 def _batch(inputs: ReplayInputs, slots: int) -> float:

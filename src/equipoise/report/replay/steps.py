@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from itertools import islice
 from typing import Protocol
 
@@ -25,6 +24,13 @@ Tokens = npt.NDArray[np.int32]
 
 BLOCK_BYTES = 64 << 20
 """Of the counts of a block: what is in memory of a trace at a time."""
+
+
+EVALUATED_STEPS = 4096
+"""Of a trace of counts. All steps are counted and planned on; the mean over so many of them differs
+from that over all by less than anything that is compared here, and the table says by how much."""
+EVALUATED_ROWS = 1 << 29
+"""Likewise of a trace of tokens, which engines' rules send row by row."""
 
 
 class Phase(StrEnum):
@@ -75,10 +81,9 @@ class StepBlock:
     def __len__(self) -> int:
         return len(self.counts)
 
-    @cached_property
-    def by_layer(self) -> npt.NDArray[np.float32]:
-        """(layers, steps, experts), for products; exact below 2**24 rows of an expert."""
-        return np.ascontiguousarray(self.counts.transpose(1, 0, 2), dtype=np.float32)
+    def by_layer(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Counts of these steps, (layers, places, experts), for products; exact below 2**24."""
+        return np.ascontiguousarray(self.counts[places].transpose(1, 0, 2), dtype=np.float32)
 
 
 class StepSource(Protocol):
@@ -95,6 +100,10 @@ class StepSource(Protocol):
     @property
     def steps(self) -> int | None:
         """How many there are; None where only reading says it."""
+
+    @property
+    def every(self) -> int:
+        """One of so many steps is enough to evaluate, evenly spaced."""
 
     @property
     def description(self) -> str:
@@ -133,6 +142,11 @@ class CountedSteps:
         """How many there are."""
         last = self.trace.steps if self.last is None else min(self.last, self.trace.steps)
         return max(0, last - self.first)
+
+    @property
+    def every(self) -> int:
+        """So that `EVALUATED_STEPS` are evaluated."""
+        return max(1, -(-self.steps // EVALUATED_STEPS))
 
     @property
     def description(self) -> str:
@@ -186,6 +200,12 @@ class TokenSteps:
     def steps(self) -> None:
         """Only reading says it."""
         return None
+
+    @property
+    def every(self) -> int:
+        """So that `EVALUATED_ROWS` are evaluated."""
+        rows = self.trace.tokens * len(self.layers) * self.trace.top_k
+        return max(1, -(-rows // EVALUATED_ROWS))
 
     @property
     def description(self) -> str:

@@ -5,7 +5,7 @@ from textwrap import fill
 
 from equipoise.report.replay.decision import Decision, decide
 from equipoise.report.replay.inputs import ReplayInputs
-from equipoise.report.replay.replay import MAX_LEVELLED_STEPS, Outcome, Replay
+from equipoise.report.replay.replay import Outcome, Replay
 from equipoise.report.terminal import ColourMode, TextStyle, styled
 from equipoise.report.text import format_size, pluralize
 
@@ -56,11 +56,10 @@ def _rows(replay: Replay, decision: Decision, colours: ColourMode) -> Iterator[s
 
 
 def _cells(replay: Replay, one: Outcome) -> tuple[str, ...]:
-    error = "~" if one.standard_error else ""
     return (
         one.name,
         f"{one.slots:,}",
-        f"{error}{one.mean_imbalance:.4f}",
+        f"{one.mean_imbalance:.4f}",
         f"{one.high_imbalance:.4f}",
         _step(replay, one),
         str(len(one.rebalances)) if one.cadence else MISSING,
@@ -124,8 +123,8 @@ def _basis(replay: Replay) -> Iterator[str]:
     yield _line("plans", _cadences(replay))
     error = max(one.standard_error for one in replay.outcomes)
     if error:
-        levelled = f"{MAX_LEVELLED_STEPS:,} steps, evenly spaced, were levelled"
-        yield _line("~", f"{levelled}: twice the standard error of the mean is {2 * error:.4f}")
+        evaluated = f"of {len(replay.now.steps):,} steps, evenly spaced"
+        yield _line("imbalance", f"{evaluated}; twice the standard error is {2 * error:.4f}")
     yield _line("moves", _move_basis(inputs))
     yield _line("KV cache", _cache(inputs))
 
@@ -168,4 +167,4 @@ def _cache(inputs: ReplayInputs) -> str:
 
 
 def _line(name: str, text: str) -> str:
-    return fill(text, WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
+    return fill(text, WIDTH, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13)
