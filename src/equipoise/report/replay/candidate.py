@@ -180,6 +180,11 @@ LAYERS_STAGED = 2
 """Default staging of our balancer: layers of which every slot changes."""
 
 
+COMMIT_LATENCY = 5
+"""Steps from the end of a window to the first step that serves with the plan made from it: the vote
+on opening, the plan, the vote on it, the transfer and the commit each end at a step's boundary."""
+
+
 @dataclass(frozen=True)
 class OurCandidate:
     """Our balancer in a share mode.
@@ -214,6 +219,7 @@ class OurCandidate:
             layers_per_step=None,
             blocking=False,
             source="equipoise.balancer BalancerConfig",
+            latency=COMMIT_LATENCY,
         )
 
     @property

@@ -106,6 +106,8 @@ class Cadence:
         layers_per_step: layers that take their new weights in a step; None for all at once.
         blocking: whether serving pauses while weights move.
         source: where these defaults stand.
+        latency: steps from a plan to the first step that serves with it, where serving does not
+            pause; at least 1.
     """
 
     window: int
@@ -114,6 +116,7 @@ class Cadence:
     layers_per_step: int | None
     blocking: bool
     source: str
+    latency: int = 1
 
 
 @dataclass(frozen=True)

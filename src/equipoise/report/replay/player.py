@@ -244,12 +244,10 @@ def _commit_steps(
     received = 0
     for number, layer in enumerate(order):
         received += int(copies[layer].max())
-        at = step
-        if cadence.layers_per_step is not None:
-            at += number // cadence.layers_per_step
+        wait = 0 if cadence.layers_per_step is None else number // cadence.layers_per_step
         if link is not None and link.step_seconds is not None:
-            at = max(at, step + int(link.seconds(received) / link.step_seconds))
-        commits.setdefault(at + 1, []).append(layer)
+            wait = max(wait, int(link.seconds(received) / link.step_seconds))
+        commits.setdefault(step + cadence.latency + wait, []).append(layer)
     return [(at, tuple(layers)) for at, layers in sorted(commits.items())]
 
 

@@ -282,18 +282,12 @@ class TokenSteps:
 
         Tokens of the prompt are left out where the trace says how many they are.
         """
-        coming = iter(self.trace.parts())
-        running: list[Iterator[Tokens]] = []
+        coming = (part.ids[part.prompt_tokens or 0 :] for part in self.trace.parts())
+        waiting = (ids for ids in coming if len(ids))
+        running: list[Tokens] = []
         while True:
-            while len(running) < self.step_tokens and (part := next(coming, None)) is not None:
-                running.append(iter(part.ids[part.prompt_tokens or 0 :]))
-            tokens, still = [], []
-            for request in running:
-                if (token := next(request, None)) is not None:
-                    tokens.append(token)
-                    still.append(request)
+            running += islice(waiting, self.step_tokens - len(running))
             if not running:
                 return
-            running = still
-            if tokens:
-                yield self._dealt(np.stack(tokens))
+            yield self._dealt(np.stack([ids[0] for ids in running]))
+            running = [ids[1:] for ids in running if len(ids) > 1]
