@@ -309,6 +309,7 @@ def configuration(
     chunk: int | None,
     dispatch: str,
     backend: str = "deepep",
+    nodes: int = 1,
 ) -> Iterator[None]:
     """What SGLang's modules read of its configuration and of the device."""
     moe = SimpleNamespace(
@@ -323,7 +324,7 @@ def configuration(
         moe_a2a_backend=backend,
     )
     parallel = SimpleNamespace(
-        nnodes=1,
+        nnodes=nodes,
         ep_size=fabric.control.size,
         tp_rank=fabric.control.rank,
         elastic_ep_initial_size=None,
