@@ -12,7 +12,8 @@ plan took effect. Step time is emulated: as long as the rows of the slowest rank
 *Speed*: one balancer with its defaults over a file of counts of 8,192 tokens of 8 experts a step,
 whose popularity changes every 25,000 steps; memory is the most that the process had.
 
-Writes benchmarks/results/replay.json or replay_speed.json; `python benchmarks/report.py` shows them.
+Writes benchmarks/results/replay.json or replay_speed.json; `python benchmarks/report.py` shows
+them.
 """
 
 import argparse

@@ -32,6 +32,7 @@ from equipoise.report.replay.rank_rows import (
     RankRowsRule,
     RoutedRows,
     SolvedRows,
+    TurnRows,
     share_parts,
 )
 
@@ -169,6 +170,8 @@ class EngineCandidate:
             return RoutedRows(self.dispatch, layout, self.shape)
         if self.dispatch.split is SplitKind.BY_BATCH:
             return SolvedRows(layout, self.shape, SEED)
+        if self.dispatch.split is SplitKind.IN_TURN:
+            return TurnRows(layout, self.shape)
         parts = self.dispatch.parts(layout.placement, self.shape)
         return DrawnRows(layout, self.shape, parts, SEED)
 

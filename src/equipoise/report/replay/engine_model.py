@@ -26,6 +26,8 @@ class SplitKind(StrEnum):
 
     DRAWN = "drawn"
     """Row by row, as by chance: the parts are odds."""
+    IN_TURN = "in turn"
+    """Row by row, one replica after the other: even, to the row."""
     BY_SOURCE = "by source"
     """Each rank sends all of its rows of an expert to one replica: the parts count ranks."""
     BY_BATCH = "by batch"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape
@@ -10,7 +11,7 @@ from equipoise.report.advice.hardware import Expert, Hardware, Roofline
 from equipoise.report.advice.kv_cache import KvCache
 from equipoise.report.advice.sizing import min_slots_per_rank
 from equipoise.report.replay.candidate import Candidate, EngineCandidate, OurCandidate, Unbalanced
-from equipoise.report.replay.engine_model import Cadence, EngineModel
+from equipoise.report.replay.engine_model import Cadence
 from equipoise.report.replay.engines import ENGINES
 from equipoise.report.replay.player import Link
 from equipoise.report.replay.step_price import DeadZonePrice, RooflinePrice, StepPrice
@@ -87,7 +88,7 @@ def candidates(inputs: ReplayInputs) -> Iterator[Candidate]:
     for slots in inputs.slots:
         for name in inputs.engines:
             if name != OURS:
-                yield from _of_engine(ENGINES[name], inputs, slots)
+                yield from _of_engine(name, inputs, slots)
     if OURS in inputs.engines:
         for slots in inputs.slots:
             yield from _ours(inputs, slots)
@@ -99,13 +100,15 @@ def _shape(inputs: ReplayInputs, slots: int) -> ExpertShape:
     return ExpertShape(len(inputs.source.layers), inputs.source.experts, slots, inputs.ranks)
 
 
-def _of_engine(model: EngineModel, inputs: ReplayInputs, slots: int) -> Iterator[EngineCandidate]:
-    cadence = _cadence(model.cadence, inputs)
-    shape = _shape(inputs, slots)
-    for rule in model.rules:
-        yield EngineCandidate(model, rule, shape, cadence)
-    for policy in model.policies:
-        yield EngineCandidate(model, model.rules[0], shape, cadence, policy)
+def _of_engine(name: str, inputs: ReplayInputs, slots: int) -> Iterator[EngineCandidate]:
+    """Each dispatch rule, then each further policy with the default rule."""
+    new_model = partial(ENGINES[name], len(inputs.source.layers), inputs.nodes)
+    shape, names = _shape(inputs, slots), new_model()
+    rules = [(number, "") for number in range(len(names.rules))]
+    for number, policy in [*rules, *((0, policy) for policy in names.policies)]:
+        model = new_model()
+        cadence = _cadence(model.cadence, inputs)
+        yield EngineCandidate(model, model.rules[number], shape, cadence, policy)
 
 
 def _cadence(default: Cadence, inputs: ReplayInputs) -> Cadence:

@@ -176,21 +176,14 @@ class Player:
 
     def _plan(self, step: int) -> None:
         windows = self._history.windows()
-        if not windows.size:
-            return
+        if not windows.size or self._pending:
+            return  # nothing was counted yet, or the last plan is still on its way
         load = windows.sum(axis=0)
         # Engines count rows of slots as they dispatch them: here it is what they expect.
         rule = self._rule or self.candidate.rule(self._layout, False)
         slots = np.rint(self._slot_rows(load, rule)).astype(np.int64)
-        self._abandon_pending()
         window = WindowLoad(load, slots, self._history.steps, windows)
         self._move(self.candidate.plan(window, self._layout), step)
-
-    def _abandon_pending(self) -> None:
-        """A plan that is still on its way when the next is made has arrived by then."""
-        while self._pending:
-            _, layers, layout = self._pending.popleft()
-            self._commit(layers, layout)
 
     def _move(self, plan: ProposedLayout, step: int) -> None:
         old, new = self._layout.placement, plan.layout.placement

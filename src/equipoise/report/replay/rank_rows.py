@@ -18,10 +18,11 @@ from equipoise.balancer.experts.placement import (
     BatchCounts,
     ExpertShape,
     Layout,
+    Placement,
     even_shares,
     logical_maps,
 )
-from equipoise.balancer.experts.routing.rank_rows import levelled_rank_rows
+from equipoise.balancer.experts.routing.rank_rows import even_rank_rows, levelled_rank_rows
 from equipoise.report.replay.engine_model import DispatchRule, Parts, SplitKind
 from equipoise.report.replay.steps import StepBlock, StepTokens
 
@@ -129,6 +130,11 @@ def _plural(layout: Layout, shape: ExpertShape, parts: Parts) -> _Plural:
     return _Plural(experts, present, odds, homes)
 
 
+def even_parts(placement: Placement, shape: ExpertShape) -> Parts:
+    """Every replica of an expert takes as much."""
+    return share_parts(Layout(placement, even_shares(placement, shape.experts)))
+
+
 def share_parts(layout: Layout) -> Parts:
     """The parts that the shares of a layout are."""
     return (layout.shares / SHARE_ONE).astype(np.float32)
@@ -151,9 +157,7 @@ class LevelledRows:
 
     def slot_parts(self) -> Parts:
         """Even ones: levelled quotas follow each batch."""
-        return share_parts(
-            Layout(self.layout.placement, even_shares(self.layout.placement, self.shape.experts))
-        )
+        return even_parts(self.layout.placement, self.shape)
 
     def rank_rows(self, block: StepBlock, places: Places) -> StepRows:
         """Of these steps of the block."""
@@ -178,6 +182,26 @@ def dealt(counts: npt.NDArray[np.int32], ranks: int, seed: int) -> BatchCounts:
     rows = np.empty((counts.shape[0], ranks, counts.shape[1]), np.int32)
     _native.deal_rows(np.ascontiguousarray(counts), ranks, seed, rows)
     return rows.transpose(1, 0, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class TurnRows:
+    """Replicas take turns: even, to the row."""
+
+    layout: Layout
+    shape: ExpertShape
+
+    def slot_parts(self) -> Parts:
+        """Even ones."""
+        return even_parts(self.layout.placement, self.shape)
+
+    def rank_rows(self, block: StepBlock, places: Places) -> StepRows:
+        """Of these steps of the block."""
+        rows = [
+            even_rank_rows(block.counts[step : step + 1], self.layout, self.shape)
+            for step in places.tolist()
+        ]
+        return np.array(rows, np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +240,7 @@ class RoutedRows:
     def slot_parts(self) -> Parts:
         """As the rule has them; even where it solves them for each batch."""
         if self.rule.split is SplitKind.BY_BATCH:
-            even = even_shares(self.layout.placement, self.shape.experts)
-            return share_parts(Layout(self.layout.placement, even))
+            return even_parts(self.layout.placement, self.shape)
         return self.rule.parts(self.layout.placement, self.shape)
 
     def rank_rows(self, block: StepBlock, places: Places) -> StepRows:

@@ -35,7 +35,8 @@ def headline(replay: Replay, decision: Decision) -> str:
         return f"Leave it off: {decision.reason}."
     gain = replay.gain(decision.best)
     best = decision.best
-    return f"{best.name} in {best.slots:,} slots: {gain:+.1%} throughput; {decision.reason}."
+    moves = "" if replay.inputs.transfers or not best.copies else ", moves not counted"
+    return f"{best.name} in {best.slots:,} slots: {gain:+.1%} throughput{moves}; {decision.reason}."
 
 
 def _title(replay: Replay) -> str:

@@ -194,3 +194,13 @@ def test_our_balancer_levels_hot_experts_in_every_share_mode(mode: ShareMode) ->
         np.concatenate(one.measured.imbalance)[20:].mean() for one in (plain, balanced)
     )
     assert after < before / 5
+
+
+def test_no_plan_is_made_while_the_last_one_is_on_its_way() -> None:
+    candidate = Swapping(cadence(2, 4, 4, layers=1))
+    measured = played(candidate, 17)
+    # The plan after 4 steps has committed all layers before step 8: that after 8 is made.
+    assert [one.planned for one in measured.rebalances] == [4, 8, 12, 16]
+    slow = Link(bytes_per_second=100.0, expert_bytes=10, step_seconds=0.1)
+    measured = played(Swapping(cadence(2, 4, 4)), 17, slow)
+    assert [(one.planned, one.committed) for one in measured.rebalances] == [(4, 13), (16, 25)]

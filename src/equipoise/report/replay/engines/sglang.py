@@ -493,6 +493,12 @@ CADENCE = Cadence(
 )
 
 
+def experts_in_turn(shape: ExpertShape) -> Placement:
+    """The placement that SGLang starts with: slot i has expert i mod experts."""
+    row = np.arange(shape.slots, dtype=np.int32) % shape.experts
+    return np.tile(row, (shape.layers, 1))
+
+
 def sglang_model(nodes: int = 1) -> EngineModel:
     """Returns the model for ranks on so many nodes; planner and rules share what ranks know.
 
@@ -500,6 +506,7 @@ def sglang_model(nodes: int = 1) -> EngineModel:
     `deepseek_hierarchical`, with the eight groups of DeepSeek-V3; otherwise all ranks together.
     """
     locations = ExpertLocations(nodes)
+    by_groups = DeepseekPlanner(locations, DEEPSEEK_GROUPS, nodes)
     return EngineModel(
         name="sglang",
         version=VERSION,
@@ -511,7 +518,8 @@ def sglang_model(nodes: int = 1) -> EngineModel:
             RankInvariantDispatch(locations),
             LpDispatch(locations),
         ),
-        policies={"deepseek_hierarchical": DeepseekPlanner(locations, DEEPSEEK_GROUPS, nodes)},
+        policies={} if nodes == 1 else {"deepseek_hierarchical": by_groups},
+        initial=experts_in_turn,
     )
 
 

@@ -91,7 +91,7 @@ class RoundRobinDispatch:
     """
 
     name: str = "round_robin"
-    split: SplitKind = SplitKind.DRAWN
+    split: SplitKind = SplitKind.IN_TURN
 
     def parts(self, placement: Placement, shape: ExpertShape) -> Parts:
         """Returns equal parts. Single batches are nearer to them than draws would be."""
