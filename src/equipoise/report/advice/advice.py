@@ -35,7 +35,8 @@ class MigrationAdvice:
         pace: of one rank.
         moves: to the plan first; then from there to that of the windows measured on, and the same
             by the public rule, where windows were held out; last, of every slot.
-        saved: seconds of a step that the plan saves; negative where it costs.
+        saved: seconds of a step that it saves, the plan or plans that follow the load; negative
+            where they cost.
     """
 
     pace: TransferRate
@@ -122,7 +123,7 @@ def _migration(
         migration_cost(name, copies, pace, seconds)
         for name, copies in _transfers(question, split, layouts)
     )
-    before, after = best.now.seconds, best.planned.seconds
+    before, after = best.now.seconds, best.best.seconds
     assert before is not None
     assert after is not None
     return MigrationAdvice(pace, moves, before - after)

@@ -181,11 +181,28 @@ def _redundancy(advice: Advice) -> Iterator[str]:
             for one in slot_choices.choices
         ),
     )
-    layers = slot_choices.layers_that_gain
-    if layers is not None:
-        total = len(advice.question.statistics.layers)
-        yield f"  {len(layers)} of {total} layers gain by theirs (--json says which); most engines"
-        yield "  take one number of slots for all layers"
+    yield from _layers(advice)
+
+
+def _layers(advice: Advice) -> Iterator[str]:
+    """Slots by layer, where enough layers could do without redundant ones."""
+    choices = advice.slot_choices
+    if choices.layers_that_gain is None:
+        return
+    total = len(advice.question.statistics.layers)
+    gain = len(choices.layers_that_gain)
+    spared = ""
+    if choices.advised.extra_bytes is not None:
+        size = choices.advised.extra_bytes * (total - gain) / total
+        spared = f" ({format_size(size)} of a rank)"
+    yield from _note(
+        f"only {gain} of {total} layers gain by theirs, which --json names; slots by layer would "
+        f"spare those of the others{spared}, but most engines take one number for all layers"
+    )
+
+
+def _note(text: str) -> list[str]:
+    return fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ").splitlines()
 
 
 def _slots(advice: Advice) -> str:
