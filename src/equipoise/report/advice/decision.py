@@ -44,10 +44,15 @@ def decide(question: AdviceInputs, slots: int, worth: Worth, choices: SlotChoice
 
 
 def _what(question: AdviceInputs, slots: int, more: int) -> str:
+    ranks = question.ranks
     redundant = f"{pluralize(more, 'redundant slot')} on each rank ({slots:,} slots)"
     if question.installed is not None and question.installed.slots == slots:
         return f"Re-arrange experts in the {slots:,} slots installed"
-    return f"Worth it with {redundant}" if more else "Re-arrange experts only, no redundant slots"
+    if more:
+        return f"Worth it with {redundant}"
+    if slots > question.statistics.experts:  # which their number does not divide
+        return f"Re-arrange experts only, in the {slots:,} slots that {ranks:,} ranks need"
+    return "Re-arrange experts only, no redundant slots"
 
 
 def _why_not(question: AdviceInputs, worth: Worth) -> str:

@@ -280,6 +280,16 @@ def step_factor(question: AdviceInputs, imbalance: Reals) -> float:
     return mean_known(question.zone.factor(1.0 + imbalance))
 
 
+def faster_way(
+    question: AdviceInputs, once: ServedWindows, following: ServedWindows
+) -> ServedWindows:
+    """One plan, or plans of the window before where these are faster by `LEAST_GAIN`."""
+    if not following:
+        return once
+    one_plan, plans = (step_factor(question, served_imbalance(way)) for way in (once, following))
+    return following if plans <= (1 - LEAST_GAIN) * one_plan else once
+
+
 def step_rows(question: AdviceInputs, split: TrainTestSplit) -> int:
     """Rows of a layer in a step, over all ranks: as asked for, or those of a window."""
     return question.step_rows or split.rows

@@ -13,6 +13,7 @@ from equipoise.report.advice.inputs import (
     AdviceInputs,
     OnProgress,
     TrainTestSplit,
+    faster_way,
     no_progress,
     served_imbalance,
     step_factor,
@@ -38,7 +39,7 @@ class SlotChoice:
         connected: whether ranks can be connected, so that shares can level any batch.
         planned: imbalance of the rows planned on, mean over layers.
         measured: (layers,) imbalance of the windows measured on, mean over them, by one plan or by
-            plans of the window before, whichever is faster.
+            plans of the window before, see `faster_way`.
         extra_bytes: of a rank, over all layers, more than with the fewest slots; None where the
             size of an expert is unknown.
         kv_tokens: that a rank has KV cache for; None where unknown.
@@ -179,8 +180,7 @@ def _choice(
     if inputs.expert is not None:
         least = min_slots_per_rank(experts, ranks) * ranks
         extra = inputs.weight_bytes(inputs.expert, slots - least)
-    ways = [split.once(layout), split.following(slots, ranks)]
-    served = min(filter(None, ways), key=lambda way: step_factor(inputs, served_imbalance(way)))
+    served = faster_way(inputs, split.once(layout), split.following(slots, ranks))
     measured = served_imbalance(served)
     step = step_factor(inputs, measured)
     return SlotChoice(

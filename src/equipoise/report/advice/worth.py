@@ -114,9 +114,9 @@ class Worth:
         if self.following is None:
             return Cadence.UNKNOWN
         ratio = self.following.step / self.planned.step
-        if abs(ratio - 1) < LEAST_GAIN:
-            return Cadence.ANY
-        return Cadence.ONCE if ratio > 1 else Cadence.FOLLOWING
+        if ratio <= 1 - LEAST_GAIN:
+            return Cadence.FOLLOWING
+        return Cadence.ONCE if ratio >= 1 + LEAST_GAIN else Cadence.ANY
 
     @property
     def greedy_gain(self) -> float:

@@ -66,6 +66,14 @@ def test_stable_hot_experts_of_one_rank_are_only_re_arranged() -> None:
     assert stable.slots == EXPERTS
 
 
+def test_ranks_that_do_not_divide_experts_are_told_their_slots() -> None:
+    counts = windows(load(0, 1, 2, 3, factor=2))
+    uneven = advise(AdviceInputs(statistics=ExpertStatistics(counts), ranks=5))
+    assert uneven.decision.sentence.startswith(
+        "Re-arrange experts only, in the 35 slots that 5 ranks need: throughput +"
+    )
+
+
 def test_stable_expert_hotter_than_a_rank_gets_redundant_slots() -> None:
     stable = advice(windows(load(0)))
     assert stable.decision.action is Action.REDUNDANT_SLOTS
