@@ -24,7 +24,8 @@ from equipoise.cli.progress import part_progress_for
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
-SHAPE, MODEL, MACHINE, OUTPUT = "what serves", "what an expert is", "what it runs on", "output"
+SHAPE, MODEL, MACHINE = "what serves", "what an expert is", "what it runs on"
+MEMORY, OUTPUT = "KV cache", "output"
 
 DEFAULT_PRECISION = "fp8"
 
@@ -59,9 +60,22 @@ OPTIONS = (
            shown_default="node", help="what weights come over: within a node, between nodes, or "
            "from the host's memory"),
     Option(key="memory_share", kind=kinds.REAL, group=MACHINE, metavar="X", shown_default="0.8",
-           help="part of a device's memory that experts may take"),
+           help="part of a device's memory that experts, and KV cache where it is known, may take"),
     Option(key="moe_share", kind=kinds.REAL, group=MACHINE, metavar="X", shown_default="0.5",
            help="part of --itl that the experts of all layers may take"),
+    Option(key="dead_zone", kind=kinds.POINTS, group=MACHINE, metavar="R:MS,R:MS,...",
+           shown_default="published measurements", help="step times measured at three or more "
+           "max/mean of the ranks: up to which imbalance they stay the same is found from them"),
+    Option(key="kv_bytes_per_token", kind=kinds.BYTES, group=MEMORY, metavar="SIZE",
+           shown_default="unknown", help="KV cache of a token on one rank, all layers; needs what "
+           "an expert weighs"),
+    Option(key="memory", kind=kinds.BYTES, group=MEMORY, metavar="SIZE",
+           shown_default="--memory-share of the hardware's", help="of a rank, for KV cache and "
+           "expert weights together: the KV cache memory that the engine prints at its start, and "
+           "the expert weights that a rank holds then"),
+    Option(key="kv_usage", kind=kinds.REAL, group=MEMORY, metavar="X", shown_default="1.0",
+           help="part of the KV cache in use at most, as the engine's metrics say; 1: requests "
+           "wait for it"),
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
            help="write the figures there, with the source of each of the hardware's"),
     Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
@@ -89,6 +103,10 @@ class AdviseRequest:
     link: str | None = None
     memory_share: float | None = None
     moe_share: float | None = None
+    dead_zone: tuple[tuple[float, float], ...] | None = None
+    kv_bytes_per_token: int | None = None
+    memory: int | None = None
+    kv_usage: float | None = None
     json: Path | None = None
     progress: str = "shown"
 
@@ -101,7 +119,9 @@ class AdviseRequest:
 if TYPE_CHECKING:
     from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
     from equipoise.report.advice.advice import Advice
+    from equipoise.report.advice.dead_zone import DeadZone
     from equipoise.report.advice.hardware import Expert, Hardware
+    from equipoise.report.advice.kv_cache import KvCache
 
 MAX_ROWS = 2**40
 MAX_WIDTH = 2**20
@@ -158,6 +178,7 @@ def _check_shares(request: AdviseRequest) -> None:
     for flag, value in (
         ("--memory-share", request.memory_share),
         ("--moe-share", request.moe_share),
+        ("--kv-usage", request.kv_usage),
     ):
         if value is not None and not 0 < value <= 1:
             raise UsageError(f"{flag} must be above 0 and at most 1, got {value:g}")
@@ -185,6 +206,21 @@ def _check_company(request: AdviseRequest) -> None:
         raise UsageError("--memory-share needs --hardware: without it nothing is known of memory")
     if request.moe_share is not None and request.itl is None:
         raise UsageError("--moe-share needs --itl, of which it is a part")
+    _check_kv_company(request)
+
+
+def _check_kv_company(request: AdviseRequest) -> None:
+    if request.kv_bytes_per_token is None:
+        for flag, value in (("--memory", request.memory), ("--kv-usage", request.kv_usage)):
+            if value is not None:
+                raise UsageError(f"{flag} needs --kv-bytes-per-token")
+        return
+    if request.hidden is None and request.expert_bytes is None:
+        raise UsageError(
+            "--kv-bytes-per-token needs --expert-bytes, or --hidden and --intermediate"
+        )
+    if request.memory is None and request.hardware is None:
+        raise UsageError("--kv-bytes-per-token needs --memory, or --hardware to take it from")
 
 
 def _advice(request: AdviseRequest) -> "Advice":
@@ -207,7 +243,9 @@ def _advice(request: AdviseRequest) -> "Advice":
         expert=_expert(request),
         hardware=hardware,
         latency=None if request.itl is None else request.itl / 1e3,
-        **_explicit_options(request, "link", "memory_share", "moe_share"),
+        kv_cache=_kv_cache(request, hardware),
+        dead_zone=_dead_zone(request),
+        **_explicit_options(request, "link", "memory_share", "moe_share", "kv_usage"),
     )
     parts = part_progress_for(request.progress, "planning")
     try:
@@ -240,6 +278,28 @@ def _hardware(request: AdviseRequest) -> "Hardware | None":
         if request.itl is not None:
             hardware.figure(f"{request.link or AdviceInputs.link}_link_gbs")
     return hardware
+
+
+def _kv_cache(request: AdviseRequest, hardware: "Hardware | None") -> "KvCache | None":
+    from equipoise.report.advice.inputs import AdviceInputs
+    from equipoise.report.advice.kv_cache import KvCache
+
+    if request.kv_bytes_per_token is None:
+        return None
+    memory = request.memory
+    if memory is None:
+        assert hardware is not None
+        memory = int(hardware.memory_bytes * (request.memory_share or AdviceInputs.memory_share))
+    return KvCache(request.kv_bytes_per_token, memory)
+
+
+def _dead_zone(request: AdviseRequest) -> "DeadZone | None":
+    from equipoise.report.advice.dead_zone import DeadZone
+
+    if request.dead_zone is None:
+        return None
+    with usage_errors():
+        return DeadZone.fit(request.dead_zone, "--dead-zone")
 
 
 def _expert(request: AdviseRequest) -> "Expert | None":

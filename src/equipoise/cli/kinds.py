@@ -54,6 +54,21 @@ def numbers_of_yaml(value: object) -> "tuple[float, ...] | Path":
     return tuple(real_of_yaml(item) for item in value)
 
 
+def points_of_text(text: str) -> tuple[tuple[float, float], ...]:
+    """1.0:41.2,1.3:44 as pairs of numbers. Raises ValueError."""
+    pairs = [word.split(":") for word in text.split(",")]
+    return tuple((float(first), float(second)) for first, second in pairs)
+
+
+def points_of_yaml(value: object) -> tuple[tuple[float, float], ...]:
+    """A list of pairs of numbers, or a text as on the command line. Raises ValueError."""
+    if isinstance(value, str):
+        return points_of_text(value)
+    if not isinstance(value, list) or not all(isinstance(pair, list) for pair in value):
+        raise ValueError(value)
+    return tuple((real_of_yaml(first), real_of_yaml(second)) for first, second in value)
+
+
 def real_of_yaml(value: object) -> float:
     """A number, also one such as 1e-2, which YAML 1.1 takes for a text. Raises ValueError."""
     if isinstance(value, str) and POWER.fullmatch(value):
@@ -340,6 +355,7 @@ NUMBERS = OptionKind(
     numbers_of_text,
     numbers_of_yaml,
 )
+POINTS = OptionKind("pairs such as 1.0:41.2,1.1:41.3,1.5:47", points_of_text, points_of_yaml)
 WORKERS = OptionKind("a list of URLs or of mappings", _str_from_text, _workers_from_yaml)
 ORIGINS = OptionKind(
     "*, none, or origins such as https://chat.example", _origin, _origins_from_yaml

@@ -18,9 +18,12 @@ from equipoise.cli.advise import AdviseRequest
 from equipoise.report.advice import advice as answers
 from equipoise.report.advice.hardware import LINKS, PRECISIONS, shipped_hardware
 from equipoise.report.advice.inputs import AdviceInputs, OnProgress
+from equipoise.report.advice.kv_cache import KvCache
 
 RANKS = ("--ranks", "4")
 MACHINE = ("--hardware", "mine.yaml", "--expert-bytes", "1k", "--itl", "10")
+
+KV_CACHE = ("--expert-bytes", "1k", "--kv-bytes-per-token", "10")
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +110,38 @@ BAD = {
         ("counts.npy", *RANKS, *MACHINE, "--link", "host"),
         "--hardware: mine: has no host_link_gbs",
     ),
+    "a dead zone of two points": (
+        ("counts.npy", *RANKS, "--dead-zone", "1:40,1.5:44"),
+        "--dead-zone: needs points of at least 3 different max/mean",
+    ),
+    "a dead zone without step times": (
+        ("counts.npy", *RANKS, "--dead-zone", "1,1.5,2"),
+        "--dead-zone: expected pairs such as 1.0:41.2,1.1:41.3,1.5:47, got '1,1.5,2'",
+    ),
+    "memory without KV cache": (
+        ("counts.npy", *RANKS, "--memory", "1G"),
+        "--memory needs --kv-bytes-per-token",
+    ),
+    "usage without KV cache": (
+        ("counts.npy", *RANKS, "--kv-usage", "0.5"),
+        "--kv-usage needs --kv-bytes-per-token",
+    ),
+    "KV cache without an expert": (
+        ("counts.npy", *RANKS, "--kv-bytes-per-token", "70k", "--memory", "1G"),
+        "--kv-bytes-per-token needs --expert-bytes, or --hidden and --intermediate",
+    ),
+    "KV cache without memory": (
+        ("counts.npy", *RANKS, "--kv-bytes-per-token", "70k", "--expert-bytes", "1k"),
+        "--kv-bytes-per-token needs --memory, or --hardware",
+    ),
+    "KV cache used more than whole": (
+        ("counts.npy", *RANKS, *KV_CACHE, "--memory", "1G", "--kv-usage", "1.1"),
+        "--kv-usage must be above 0 and at most 1, got 1.1",
+    ),
+    "weights that leave no KV cache": (
+        ("counts.npy", *RANKS, *KV_CACHE, "--memory", "6k"),
+        "--memory: 5.9 KiB of a rank leave no KV cache beside its expert weights, 5.9 KiB",
+    ),
     "an unknown link": (
         ("counts.npy", *RANKS, *MACHINE, "--link", "string"),
         "node or network or host, got 'string'",
@@ -189,6 +224,65 @@ def test_advise_with_hardware_estimates_expert_moves_per_step(
     assert figures["command"].startswith("equipoise advise counts.npy")
 
 
+def test_advise_begins_with_the_decision(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("advise", "counts.npy", *RANKS, "--json", "advice.json", "--quiet")
+    sentence = (
+        "Worth it with 1 redundant slot on each rank (12 slots): throughput +71% by this model."
+    )
+    assert " ".join(answer.out.split("\n\n")[0].split()) == sentence
+    assert json.loads(Path("advice.json").read_text())["decision"] == {
+        "action": "redundant_slots", "sentence": sentence,
+    }  # fmt: skip
+    even = equipoise("advise", "even.npy", *RANKS)
+    assert even.out.startswith("Leave it off: ")
+
+
+def test_advise_with_kv_cache_shows_tokens_and_gives_up_redundant_slots(
+    equipoise: Callable[..., Any],
+) -> None:
+    arguments = ("counts.npy", *RANKS, *KV_CACHE, "--memory", "9k")
+    answer = equipoise("advise", *arguments, "--json", "advice.json", "--quiet")
+    assert answer.out.startswith("Leave it off: redundant slots take more from the KV cache")
+    assert "not worth it: redundant slots cost too much KV cache" in answer.out
+    assert "300 tokens of 10 B on a rank now, beside 5.9 KiB of expert weights" in " ".join(
+        answer.out.split()
+    )
+    [heads] = [line for line in answer.out.splitlines() if "KV tokens" in line]
+    assert heads.split() == [
+        "slots",
+        "connected",
+        "measured",
+        "weights",
+        "KV",
+        "tokens",
+        "throughput",
+    ]
+    choices = json.loads(Path("advice.json").read_text())["slot_choices"]["choices"]
+    assert [choice["kv_tokens"] for choice in choices[:2]] == [300, 0]
+    ample = equipoise("advise", *arguments[:-1], "1G")
+    assert ample.out.startswith("Worth it with 1 redundant slot")
+
+
+def test_advise_takes_memory_share_of_hardware_for_kv_cache(equipoise: Callable[..., Any]) -> None:
+    arguments = ("counts.npy", *RANKS, *MACHINE, "--kv-bytes-per-token", "1k")
+    assert "799,994 tokens of 1,000 B" in equipoise("advise", *arguments).out
+    half = equipoise("advise", *arguments, "--memory-share", "0.5")
+    assert "499,994 tokens of 1,000 B" in half.out
+
+
+def test_advise_fits_dead_zone_to_measured_points(equipoise: Callable[..., Any]) -> None:
+    points = "1.0:40,1.5:40,4.0:40,5.0:44"
+    flat = equipoise("advise", "counts.npy", *RANKS, "--dead-zone", points)
+    assert flat.out.startswith(
+        "Leave it off: up to an imbalance of 3.0000 step time does not depend on it"
+    )
+    Path("points.yaml").write_text("ranks: 4\ndead_zone: [[1.0, 40], [2.0, 80], [3.0, 120]]\n")
+    line = equipoise("advise", "counts.npy", "--config", "points.yaml")
+    assert "imbalance of 0, then 100.0% longer for each 1.0 more: 3 measured points" in " ".join(
+        line.out.split()
+    )
+
+
 def test_advise_judges_installed_placement(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("advise", "counts.npy", "--installed", "installed.json")
     assert answer.code == 0
@@ -219,6 +313,8 @@ def test_advise_options_reach_question(
         "--slots", "16", "--target", "0.5", "--step-rows", "77", "--hidden", "10",
         "--intermediate", "20", "--precision", "bf16", "--hardware", "h200", "--itl", "40",
         "--link", "network", "--memory-share", "0.25", "--moe-share", "0.75",
+        "--kv-bytes-per-token", "9k", "--memory", "9G", "--kv-usage", "0.5",
+        "--dead-zone", "1:1,2:1,3:2,4:3",
     )  # fmt: skip
     assert equipoise("advise", "counts.npy", "--installed", "installed.json", *options).code == 0
     [question_seen] = questions
@@ -234,6 +330,10 @@ def test_advise_options_reach_question(
     assert (question_seen.expert.size, question_seen.expert.precision) == (3 * 10 * 20 * 2, "bf16")
     assert question_seen.hardware == shipped_hardware()["h200"]
     assert question_seen.installed is not None
+    assert question_seen.kv_cache == KvCache(9000, 9 * 10**9)
+    assert question_seen.kv_usage == 0.5
+    assert question_seen.dead_zone is not None
+    assert question_seen.dead_zone.knee == pytest.approx(2.0)
 
 
 def test_advise_command_line_overrides_config_file(

@@ -7,6 +7,7 @@ import numpy as np
 
 from equipoise.balancer.experts.planning.planner import Plan, plan
 from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.report.advice.decision import Decision, decide
 from equipoise.report.advice.inputs import (
     AdviceInputs,
     OnProgress,
@@ -34,7 +35,8 @@ class MigrationAdvice:
         pace: of one rank.
         moves: to the plan first; then from there to that of the windows measured on, and the same
             by the public rule, where windows were held out; last, of every slot.
-        saved: seconds of a step that the plan saves; negative where it costs.
+        saved: seconds of a step that it saves, the plan or plans that follow the load; negative
+            where they cost.
     """
 
     pace: TransferRate
@@ -46,6 +48,7 @@ class MigrationAdvice:
 class Advice:
     """Everything. `migration` is None without hardware, latency and what an expert weighs."""
 
+    decision: Decision
     question: AdviceInputs
     split: TrainTestSplit
     slots: int
@@ -60,17 +63,22 @@ def advise(question: AdviceInputs, on_progress: OnProgress = no_progress) -> Adv
 
     Raises `PlacementError`, and `FormatError` where the hardware lacks a figure.
     """
+    if question.kv_cache is not None and question.expert is not None:
+        held = question.weight_bytes(question.expert, question.slots_now)
+        question.kv_cache.check_room(held, "--memory")
     split = TrainTestSplit.of(question.statistics)
-    swept = choose_slots(question, split, on_progress)
+    now = question.installed or linear(question.statistics, question.ranks)
+    swept = choose_slots(question, split, now, on_progress)
     on_progress("greedy and planned")
-    slots = _slots(question, swept)
+    slots = question.slots or swept.advised.slots
     layouts = CandidateLayouts(
-        question.installed or linear(question.statistics, question.ranks),
+        now,
         _greedy_placement(question, split, slots),
         _plan_placement(question, split, slots),
     )
-    best = worth(question, split, layouts)
+    best = worth(question, split, layouts, swept.best_step)
     return Advice(
+        decide(question, slots, best, swept),
         question,
         split,
         slots,
@@ -79,12 +87,6 @@ def advise(question: AdviceInputs, on_progress: OnProgress = no_progress) -> Adv
         choose_ranks(question, split, on_progress),
         _migration(question, split, best, layouts),
     )
-
-
-def _slots(question: AdviceInputs, swept: SlotChoices) -> int:
-    if question.slots is not None:
-        return question.slots
-    return question.installed.slots if question.installed is not None else swept.advised.slots
 
 
 def _plan_placement(question: AdviceInputs, split: TrainTestSplit, slots: int) -> ExpertPlacement:
@@ -115,13 +117,13 @@ def _migration(
         return None
     rate = roofline.hardware.link_bytes_per_second(question.link)
     pace = TransferRate(rate, roofline.expert.size, question.latency)
-    seconds = layer_seconds(question, split, layouts.planned)
+    seconds = layer_seconds(question, split, split.once(layouts.planned))
     assert seconds is not None
     moves = tuple(
         migration_cost(name, copies, pace, seconds)
         for name, copies in _transfers(question, split, layouts)
     )
-    before, after = best.now.seconds, best.planned.seconds
+    before, after = best.now.seconds, best.best.seconds
     assert before is not None
     assert after is not None
     return MigrationAdvice(pace, moves, before - after)

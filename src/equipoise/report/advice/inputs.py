@@ -1,7 +1,7 @@
 """Inputs of advice: statistics split into windows to plan on and windows to measure on.
 
-Also the imbalance that chance leaves when rows fall on ranks at random, and the rows and time of a
-step.
+Also the imbalance that chance leaves when rows fall on ranks at random, the rows and time of a
+step, and the requests that the KV cache lets run.
 """
 
 import math
@@ -15,12 +15,18 @@ from equipoise.balancer.experts.planning.planner import plan
 from equipoise.balancer.experts.routing.rank_rows import levelled_rank_rows
 from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.statistics import ExpertStatistics
+from equipoise.report.advice.dead_zone import DeadZone
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
+from equipoise.report.advice.kv_cache import KvCache
 from equipoise.report.placement.spread import Reals, layout_load, mean_known, sum_windows
 from equipoise.report.run.metrics import noise_floor
 
 OnProgress = Callable[[str], None]
 """Hears what is planned next."""
+
+
+LEAST_GAIN = 0.02
+"""Part of throughput, or of the experts' time, below which a change is not worth making."""
 
 
 def no_progress(what: str) -> None:
@@ -44,6 +50,9 @@ class AdviceInputs:
         latency: seconds from token to token; None where there is no aim.
         memory_share: part of a rank's memory that experts may take.
         moe_share: part of the latency that experts may take.
+        kv_cache: what it shares memory with expert weights for; needs `expert`. None where unknown.
+        kv_usage: part of the KV cache that is in use at most; 1: it bounds the requests that run.
+        dead_zone: step time by imbalance, as measured; None for `DeadZone.default`.
     """
 
     statistics: ExpertStatistics
@@ -58,6 +67,43 @@ class AdviceInputs:
     latency: float | None = None
     memory_share: float = 0.8
     moe_share: float = 0.5
+    kv_cache: KvCache | None = None
+    kv_usage: float = 1.0
+    dead_zone: DeadZone | None = None
+
+    @property
+    def zone(self) -> DeadZone:
+        """Step time by imbalance: as measured, or the default."""
+        return self.dead_zone or DeadZone.default(self.ranks)
+
+    @property
+    def slots_now(self) -> int:
+        """Of a layer, over all ranks."""
+        if self.installed is not None:
+            return self.installed.slots
+        return -(-self.statistics.experts // self.ranks) * self.ranks
+
+    def kv_tokens(self, slots: int) -> int | None:
+        """Of a rank that holds its part of so many slots in each layer; None where unknown."""
+        if self.kv_cache is None or self.expert is None:
+            return None
+        return self.kv_cache.tokens(self.weight_bytes(self.expert, slots))
+
+    def weight_bytes(self, expert: Expert, slots: int) -> int:
+        """Of the experts of a rank, over all layers."""
+        return slots // self.ranks * len(self.statistics.layers) * expert.size
+
+    def running_requests(self, slots: int) -> float:
+        """Requests that run with so many slots over those that run now; 1 where unknown.
+
+        As many as their tokens fit, while there are more to run: a KV cache that is in use in part
+        only may shrink to that part, and lets no more run where it grows.
+        """
+        now, then = self.kv_tokens(self.slots_now), self.kv_tokens(slots)
+        if not now or then is None:
+            return 1.0
+        fitting = then / now / self.kv_usage
+        return fitting if self.kv_usage == 1 else min(fitting, 1.0)
 
     @property
     def roofline(self) -> Roofline | None:
@@ -93,10 +139,16 @@ def chance_imbalance(rows: int, ranks: int) -> float:
 
 MAX_WINDOWS = 64
 """To measure on: more take time and change nothing."""
+FOLLOWED_WINDOWS = 4
+"""Likewise, which are planned by the one before."""
 LOCAL_WINDOWS = 8
 """Likewise, of which steps are drawn: a step is levelled rank by rank."""
 MAX_LOCAL_ROWS = 8192
 """Of a rank in such a step: 1,024 tokens of 8 experts. More rows are more level."""
+
+
+ServedWindows = tuple[tuple[ExpertStatistics, ExpertPlacement], ...]
+"""Windows, and the layout that serves them."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +166,10 @@ class TrainTestSplit:
 
     @classmethod
     def of(cls, statistics: ExpertStatistics) -> "TrainTestSplit":
-        """One window is planned on and measured on."""
+        """One window is planned on and measured on; windows without rows are left out."""
+        with_rows = np.flatnonzero(statistics.counts.any(axis=(1, 2)))
+        if len(with_rows) < statistics.windows:
+            statistics = _windows(statistics, with_rows)
         half = statistics.windows // 2
         if not half:
             return cls(statistics, statistics)
@@ -138,7 +193,26 @@ class TrainTestSplit:
 
     def measured_imbalance(self, layout: ExpertPlacement) -> Reals:
         """(layers,): imbalance in the windows that are measured on, mean over them."""
-        return layout_load("", self.test, layout).by_rank.imbalance
+        return served_imbalance(self.once(layout))
+
+    def once(self, layout: ExpertPlacement) -> "ServedWindows":
+        """The windows measured on, all served by one layout."""
+        return ((self.test, layout),)
+
+    def following(self, slots: int, ranks: int) -> "ServedWindows":
+        """Windows measured on, each served by the plan of the window before it.
+
+        That is what a balancer that follows the load does. `FOLLOWED_WINDOWS` of them, evenly
+        spaced; none where no window has one before it.
+        """
+        last = self.test.windows - 1
+        places = np.linspace(1, last, min(last, FOLLOWED_WINDOWS)).round().astype(int)
+        served = []
+        for place in places.tolist():
+            before = plan(self.test.counts[place - 1], slots=slots, ranks=ranks, policy="connected")
+            layout = ExpertPlacement(before.placement, before.shares, ranks, self.test.layers)
+            served.append((_windows(self.test, np.array([place])), layout))
+        return tuple(served)
 
     def imbalance_with_exact_shares(self, placement: Placement, ranks: int) -> Reals:
         """(layers,): the same where shares are solved anew on the rows of each window itself."""
@@ -194,23 +268,48 @@ def _mean_of_known(values: Reals) -> Reals:
     return mean
 
 
+def served_imbalance(served: ServedWindows) -> Reals:
+    """(layers,): imbalance, mean over windows."""
+    return _mean_of_known(
+        np.array([layout_load("", windows, by).by_rank.imbalance for windows, by in served])
+    )
+
+
+def step_factor(question: AdviceInputs, imbalance: Reals) -> float:
+    """Step time over that of balanced ranks, from (layers,) imbalance: mean over layers."""
+    return mean_known(question.zone.factor(1.0 + imbalance))
+
+
+def faster_way(
+    question: AdviceInputs, once: ServedWindows, following: ServedWindows
+) -> ServedWindows:
+    """One plan, or plans of the window before where these are faster by `LEAST_GAIN`."""
+    if not following:
+        return once
+    one_plan, plans = (step_factor(question, served_imbalance(way)) for way in (once, following))
+    return following if plans <= (1 - LEAST_GAIN) * one_plan else once
+
+
 def step_rows(question: AdviceInputs, split: TrainTestSplit) -> int:
     """Rows of a layer in a step, over all ranks: as asked for, or those of a window."""
     return question.step_rows or split.rows
 
 
 def layer_seconds(
-    question: AdviceInputs, split: TrainTestSplit, layout: ExpertPlacement
+    question: AdviceInputs, split: TrainTestSplit, served: ServedWindows
 ) -> Reals | None:
     """(layers,): seconds of a step on the slowest rank; None without hardware and an expert."""
-    if question.roofline is None:
+    roofline = question.roofline
+    if roofline is None:
         return None
-    return question.roofline.layers(split.test, layout, step_rows(question, split) / split.rows)
+    scale = step_rows(question, split) / split.rows
+    mean: Reals = np.mean([roofline.layers(windows, by, scale) for windows, by in served], axis=0)
+    return mean
 
 
 def step_seconds(
-    question: AdviceInputs, split: TrainTestSplit, layout: ExpertPlacement
+    question: AdviceInputs, split: TrainTestSplit, served: ServedWindows
 ) -> float | None:
     """Of all layers."""
-    seconds = layer_seconds(question, split, layout)
+    seconds = layer_seconds(question, split, served)
     return None if seconds is None else float(seconds.sum())

@@ -7,7 +7,9 @@ from equipoise import __version__
 from equipoise.report.advice.advice import Advice, MigrationAdvice
 from equipoise.report.advice.inputs import AdviceInputs, step_rows
 from equipoise.report.advice.migration_cost import break_even
+from equipoise.report.advice.sizing import SlotChoice
 from equipoise.report.advice.worth import ServingOption, Worth
+from equipoise.report.placement.spread import mean_known
 from equipoise.report.text import json_float
 
 
@@ -16,13 +18,18 @@ def to_json(advice: Advice) -> dict[str, Any]:
     return {
         "equipoise": __version__,
         "kind": "a model, not a measurement",
+        "decision": {
+            "action": advice.decision.action.name.lower(),
+            "sentence": advice.decision.sentence,
+        },
         "inputs": _question(advice),
         "slots": advice.slots,
         "worth": _worth(advice.worth),
         "slot_choices": {
-            "choices": [_plain(asdict(one)) for one in advice.slot_choices.choices],
+            "choices": [_slot_choice(one) for one in advice.slot_choices.choices],
             "advised_slots": advice.slot_choices.advised.slots,
             "reason": advice.slot_choices.reason.name.lower(),
+            "layers_that_gain": advice.slot_choices.layers_that_gain,
         },
         "rank_choices": {
             "choices": [_plain(asdict(one)) for one in advice.rank_choices.choices],
@@ -60,13 +67,18 @@ def _machine(question: AdviceInputs) -> dict[str, Any]:
         "latency_seconds": question.latency,
         "memory_share": question.memory_share,
         "moe_share": question.moe_share,
+        "kv_cache": question.kv_cache and asdict(question.kv_cache),
+        "kv_usage": question.kv_usage,
+        "dead_zone": asdict(question.zone),
     }
 
 
 def _worth(worth: Worth) -> dict[str, Any]:
     return {
         "verdict": worth.verdict.name.lower(),
-        "gain_in_rows": json_float(worth.gain),
+        "throughput_gain": json_float(worth.gain),
+        "running_requests": worth.running,
+        "cadence": worth.cadence.name.lower(),
         "noise_floor_of_window": worth.floor,
         "noise_floor_of_step": worth.step_floor,
         "few_rows_of_expert": worth.few_rows,
@@ -80,9 +92,16 @@ def _option(option: ServingOption) -> dict[str, Any]:
         "planned": None if option.planned is None else json_float(option.planned),
         "measured": json_float(option.mean),
         "worst": json_float(option.worst),
+        "step": json_float(option.step),
         "seconds": option.seconds,
         "by_layer": [json_float(float(value)) for value in option.measured],
     }
+
+
+def _slot_choice(choice: SlotChoice) -> dict[str, Any]:
+    by_layer = [json_float(float(value)) for value in choice.measured]
+    mean = mean_known(choice.measured)
+    return _plain(asdict(choice) | {"measured": mean}) | {"by_layer": by_layer}
 
 
 def _migration(migration: MigrationAdvice) -> dict[str, Any]:

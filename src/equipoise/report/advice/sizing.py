@@ -1,22 +1,32 @@
 """How many redundant slots, and how many ranks in the expert-parallel group."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+import numpy as np
 
 from equipoise.balancer.experts.planning.planner import plan
 from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.report.advice.inputs import (
+    LEAST_GAIN,
     AdviceInputs,
     OnProgress,
     TrainTestSplit,
+    faster_way,
     no_progress,
+    served_imbalance,
+    step_factor,
     step_seconds,
 )
-from equipoise.report.placement.spread import mean_known
+from equipoise.report.placement.spread import Reals, mean_known
 
 EXTRA_SLOTS_TRIED = 4
 """Slots of a rank more than it needs that are tried."""
+ALMOST_ALL = 0.005
+"""Of a step: what slots by layer may cost."""
+LEAST_PART_SPARED = 0.2
+"""Of the redundant slots: where fewer could be left out, layers are not told apart."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +38,13 @@ class SlotChoice:
         per_rank: of a layer.
         connected: whether ranks can be connected, so that shares can level any batch.
         planned: imbalance of the rows planned on, mean over layers.
-        measured: imbalance of the windows measured on, mean over them and layers.
+        measured: (layers,) imbalance of the windows measured on, mean over them, by one plan or by
+            plans of the window before, see `faster_way`.
         extra_bytes: of a rank, over all layers, more than with the fewest slots; None where the
             size of an expert is unknown.
+        kv_tokens: that a rank has KV cache for; None where unknown.
+        throughput: over that of now: requests that run, by the time of a step.
+        step: step time over that of balanced ranks, by the dead zone.
         seconds: of all layers of a step on the slowest ranks; None without hardware.
     """
 
@@ -38,26 +52,43 @@ class SlotChoice:
     per_rank: int
     connected: bool
     planned: float
-    measured: float
+    measured: Reals
     extra_bytes: int | None
+    kv_tokens: int | None
+    throughput: float
+    step: float
     seconds: float | None
 
 
 class SlotChoiceReason(StrEnum):
     """Why this number of slots is advised."""
 
-    TARGET = "the fewest that meet the target"
-    BEST = "none that was tried meets the target; these come nearest"
+    FEWEST = "the fewest whose throughput is within 2% of the best"
+    INSTALLED = "those installed, within 2% of the best throughput"
     READING = "to read the weights of more takes longer than balance saves"
 
 
 @dataclass(frozen=True)
 class SlotChoices:
-    """Choices of ever more slots; `advised` is one of them."""
+    """Choices of ever more slots; `advised` is one of them.
+
+    `layers_that_gain` are numbers of the layers that its redundant slots make faster, where enough
+    of the others could do without; else None.
+    """
 
     choices: tuple[SlotChoice, ...]
     advised: SlotChoice
     reason: SlotChoiceReason
+    layers_that_gain: tuple[int, ...] | None
+
+    @property
+    def best_step(self) -> float:
+        """The least step time over that of balanced ranks."""
+        return min(one.step for one in self.choices)
+
+    def of(self, slots: int) -> SlotChoice | None:
+        """The choice of so many slots, where it was tried."""
+        return next((one for one in self.choices if one.slots == slots), None)
 
 
 def min_slots_per_rank(experts: int, ranks: int) -> int:
@@ -71,61 +102,98 @@ def can_connect(experts: int, slots: int, ranks: int) -> bool:
 
 
 def choose_slots(
-    inputs: AdviceInputs, split: TrainTestSplit, on_progress: OnProgress = no_progress
+    inputs: AdviceInputs,
+    split: TrainTestSplit,
+    now: ExpertPlacement,
+    on_progress: OnProgress = no_progress,
 ) -> SlotChoices:
     """Tries some numbers of slots, each planned anew. Raises `PlacementError`."""
     experts, ranks = inputs.statistics.experts, inputs.ranks
     least = min_slots_per_rank(experts, ranks)
     sizes = {least + more for more in range(EXTRA_SLOTS_TRIED + 1)}
-    if inputs.slots is not None:
-        sizes.add(inputs.slots // ranks)
+    sizes |= {slots // ranks for slots in (inputs.slots, inputs.slots_now) if slots is not None}
+    flat = _good_enough(inputs)
+    now_step = step_factor(flat, split.measured_imbalance(now))
     # More than one copy of an expert on a rank serves nothing.
     choices = []
     for size in sorted(sizes):
         if size <= experts:
             on_progress(f"{size * ranks:,} slots on {ranks:,} ranks")
-            choices.append(_choice(inputs, split, size))
-    return SlotChoices(tuple(choices), *advise_slots(choices, inputs.target))
+            choices.append(_choice(flat, split, size, now_step))
+    installed = None if inputs.installed is None else inputs.installed.slots
+    advised, reason = advise_slots(choices, installed)
+    gain = layers_that_gain(flat, choices[0], advised)
+    numbers = None if gain is None else tuple(split.test.layers[place] for place in gain)
+    return SlotChoices(tuple(choices), advised, reason, numbers)
+
+
+def _good_enough(inputs: AdviceInputs) -> AdviceInputs:
+    """The same with a dead zone that reaches to the target: below it nothing is asked for."""
+    zone = inputs.zone
+    return replace(inputs, dead_zone=replace(zone, knee=max(zone.knee, 1 + inputs.target)))
 
 
 def advise_slots(
-    choices: Sequence[SlotChoice], target: float
+    choices: Sequence[SlotChoice], installed: int | None = None
 ) -> tuple[SlotChoice, SlotChoiceReason]:
-    """The fewest slots that meet the target, connected ranks first; but see `SlotChoiceReason`."""
-    good = [one for one in choices if one.planned <= target]
-    if good:
-        choice, reason = (
-            min(good, key=lambda one: (not one.connected, one.slots)),
-            SlotChoiceReason.TARGET,
-        )
-    else:
-        choice, reason = (
-            min(choices, key=lambda one: (one.planned, one.slots)),
-            SlotChoiceReason.BEST,
-        )
-    least = choices[0]
+    """The installed number where it is as good as the best, else the fewest that are.
+
+    But see `SlotChoiceReason.READING`. `choices` are of ever more slots, the first without
+    redundancy.
+    """
+    enough = max(one.throughput for one in choices) / (1 + LEAST_GAIN)
+    good = [one for one in choices if one.throughput >= enough]
+    for choice in good:
+        if choice.slots == installed:
+            return choice, SlotChoiceReason.INSTALLED
+    choice, least = good[0], choices[0]
     if choice.seconds is not None and least.seconds is not None and choice.seconds > least.seconds:
         return least, SlotChoiceReason.READING
-    return choice, reason
+    return choice, SlotChoiceReason.FEWEST
 
 
-def _choice(inputs: AdviceInputs, split: TrainTestSplit, per_rank: int) -> SlotChoice:
+def layers_that_gain(
+    inputs: AdviceInputs, least: SlotChoice, advised: SlotChoice
+) -> tuple[int, ...] | None:
+    """Places of the fewest layers whose redundant slots bring all but 0.5 % of a step.
+
+    None where there are no redundant slots, or fewer than `LEAST_PART_SPARED` could be left out.
+    """
+    gain = inputs.zone.factor(1 + least.measured) - inputs.zone.factor(1 + advised.measured)
+    gain = np.nan_to_num(gain)
+    order = np.argsort(gain, kind="stable")
+    lost = np.cumsum(np.maximum(gain[order], 0.0)) / len(gain)
+    spared = int((lost <= ALMOST_ALL * advised.step).sum())
+    if advised.slots == least.slots or spared < LEAST_PART_SPARED * len(gain):
+        return None
+    return tuple(sorted(order[spared:].tolist()))
+
+
+def _choice(
+    inputs: AdviceInputs, split: TrainTestSplit, per_rank: int, now_step: float
+) -> SlotChoice:
     experts, ranks = inputs.statistics.experts, inputs.ranks
     slots = per_rank * ranks
     new_plan = plan(split.train.counts, slots=slots, ranks=ranks, policy="connected")
     layout = ExpertPlacement(new_plan.placement, new_plan.shares, ranks, split.train.layers)
     extra = None
     if inputs.expert is not None:
-        more = per_rank - min_slots_per_rank(experts, ranks)
-        extra = more * len(split.train.layers) * inputs.expert.size
+        least = min_slots_per_rank(experts, ranks) * ranks
+        extra = inputs.weight_bytes(inputs.expert, slots - least)
+    served = faster_way(inputs, split.once(layout), split.following(slots, ranks))
+    measured = served_imbalance(served)
+    step = step_factor(inputs, measured)
     return SlotChoice(
         slots=slots,
         per_rank=per_rank,
         connected=can_connect(experts, slots, ranks),
         planned=split.planned_imbalance(layout),
-        measured=mean_known(split.measured_imbalance(layout)),
+        measured=measured,
         extra_bytes=extra,
-        seconds=step_seconds(inputs, split, layout),
+        kv_tokens=inputs.kv_tokens(slots),
+        throughput=inputs.running_requests(slots) * now_step / step,
+        step=step,
+        seconds=step_seconds(inputs, split, served),
     )
 
 
@@ -217,7 +285,7 @@ def _width(inputs: AdviceInputs, split: TrainTestSplit, ranks: int) -> RankChoic
     memory = None
     if inputs.hardware is not None and size is not None:
         memory = size / inputs.hardware.memory_bytes
-    seconds = step_seconds(inputs, split, layout)
+    seconds = step_seconds(inputs, split, split.once(layout))
     latency = None
     if seconds is not None and inputs.latency is not None:
         latency = seconds / inputs.latency

@@ -1,6 +1,6 @@
 """The table of `equipoise advise`, 80 columns wide: answers first, their inputs last."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import fill
 
 from equipoise.report.advice.advice import Advice, MigrationAdvice
@@ -8,6 +8,7 @@ from equipoise.report.advice.inputs import AdviceInputs, step_rows
 from equipoise.report.advice.migration_cost import break_even
 from equipoise.report.advice.sizing import RankChoice, RankChoices, SlotChoice
 from equipoise.report.advice.worth import ServingOption, Verdict, Worth, rows_saved, time_saved
+from equipoise.report.placement.spread import mean_known
 from equipoise.report.terminal import ColourMode, TextStyle, styled
 from equipoise.report.text import format_number, format_size, pluralize
 
@@ -22,10 +23,14 @@ def basis_lines(advice: Advice) -> Iterator[str]:
     yield _basis_line("step", f"{step_rows(question, split):,} rows of a layer, {source}")
     runs = "experts in their order, one replica each" if question.installed is None else "installed"
     yield _basis_line("now", runs)
-    yield _basis_line("target", f"imbalance {question.target:g} on the rows planned on")
+    yield _basis_line(
+        "target", f"imbalance {question.target:g}: no slots to go below, nor into the dead zone"
+    )
     yield _basis_line("expert", _expert(question))
     yield _basis_line("hardware", _hardware(question))
     yield _basis_line("latency", _latency(question))
+    yield _basis_line("dead zone", _dead_zone(question))
+    yield _basis_line("KV cache", _kv_cache(question))
 
 
 def _load(advice: Advice) -> str:
@@ -67,6 +72,28 @@ def _latency(question: AdviceInputs) -> str:
     return f"{question.latency * 1e3:g} ms; {shares} and {memory}; {link}"
 
 
+def _dead_zone(question: AdviceInputs) -> str:
+    zone = question.zone
+    return (
+        f"a step takes equally long up to an imbalance of {zone.knee - 1:.3g}, then "
+        f"{zone.slope:.1%} longer for each 1.0 more: {zone.source}"
+    )
+
+
+def _kv_cache(question: AdviceInputs) -> str:
+    cache, expert = question.kv_cache, question.expert
+    if cache is None or expert is None:
+        return "unknown; --kv-bytes-per-token and --memory"
+    weights = format_size(question.weight_bytes(expert, question.slots_now))
+    bound = "it bounds the requests that run"
+    if question.kv_usage < 1:
+        bound = f"{question.kv_usage:.0%} of it is in use at most"
+    return (
+        f"{question.kv_tokens(question.slots_now):,} tokens of {format_size(cache.bytes_per_token)}"
+        f" on a rank now, beside {weights} of expert weights; {bound}"
+    )
+
+
 def _basis_line(name: str, text: str) -> str:
     return fill(text, WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
 
@@ -77,6 +104,7 @@ MISSING = "-"
 
 def render(advice: Advice, colours: ColourMode) -> str:
     """The whole table."""
+    decision = fill(advice.decision.sentence, WIDTH).splitlines()
     parts = [
         _title(advice),
         _worth(advice.worth, advice.question),
@@ -85,7 +113,9 @@ def render(advice: Advice, colours: ColourMode) -> str:
         _movement(advice.migration),
         iter(["It rests on", *basis_lines(advice)]),
     ]
-    return "\n\n".join("\n".join(_painted(lines, colours)) for lines in parts)
+    texts = ["\n".join(styled(line, TextStyle.BOLD, colours) for line in decision)]
+    texts += ["\n".join(_painted(lines, colours)) for lines in parts]
+    return "\n\n".join(texts)
 
 
 def _painted(lines: Iterator[str], colours: ColourMode) -> Iterator[str]:
@@ -110,11 +140,13 @@ def _title(advice: Advice) -> Iterator[str]:
 def _worth(worth: Worth, question: AdviceInputs) -> Iterator[str]:
     subject = "balancing" if question.installed is None else "another plan"
     yield f"1. Is {subject} worth it?  {worth.verdict}"
-    subject = "rows" if worth.now.seconds is None else "time"
-    yield f"  the plan changes the {subject} of the slowest rank by {_change(-worth.gain)}"
-    yield _table_line("", "planned", "measured", "worst", "rows", "time")
-    for way in worth.options:
-        yield _way(way, worth.now)
+    plan = "the plan changes" if worth.best is worth.planned else "plans of the last window change"
+    yield f"  {plan} step time by {_change(worth.best.step / worth.now.step - 1)}"
+    yield from _columns(
+        "",
+        ("planned", "measured", "worst", "rows", "time", "step"),
+        ((way.name, _way(way, worth.now)) for way in worth.options),
+    )
     yield _table_line("  chance alone", MISSING, format_number(worth.floor))
     if worth.greedy_gain:
         yield f"  greedy saves {worth.greedy_gain:.1%} of the slowest rank's rows beside the plan:"
@@ -125,15 +157,15 @@ def _worth(worth: Worth, question: AdviceInputs) -> Iterator[str]:
         yield "  than to compute, and then time counts, not rows"
 
 
-def _way(way: ServingOption, now: ServingOption) -> str:
+def _way(way: ServingOption, now: ServingOption) -> tuple[str, ...]:
     planned = MISSING if way.planned is None else format_number(way.planned)
-    rows = time = MISSING
+    rows = time = step = MISSING
     if way is not now:
         rows = _change(-rows_saved(now.mean, way.mean))
-        time = MISSING if way.seconds is None else _change(-time_saved(now, way))
-    return _table_line(
-        f"  {way.name}", planned, format_number(way.mean), format_number(way.worst), rows, time
-    )
+        saved = time_saved(now, way)
+        time = MISSING if saved is None else _change(-saved)
+        step = _change(way.step / now.step - 1)
+    return planned, format_number(way.mean), format_number(way.worst), rows, time, step
 
 
 def _redundancy(advice: Advice) -> Iterator[str]:
@@ -141,9 +173,36 @@ def _redundancy(advice: Advice) -> Iterator[str]:
     yield f"2. How many redundant slots?  {_slots(advice)}"
     if advice.worth.verdict is Verdict.WORTH:
         yield f"  {slot_choices.reason}"
-    yield _table_line("", "slots", "connected", "planned", "measured", "weights", "time")
-    for choice in slot_choices.choices:
-        yield _choice(choice)
+    yield from _columns(
+        "slots",
+        ("connected", "measured", "weights", "time", "KV tokens", "throughput"),
+        (
+            (f"{one.slots:,} ({one.per_rank:,} a rank)", _choice(one))
+            for one in slot_choices.choices
+        ),
+    )
+    yield from _layers(advice)
+
+
+def _layers(advice: Advice) -> Iterator[str]:
+    """Slots by layer, where enough layers could do without redundant ones."""
+    choices = advice.slot_choices
+    if choices.layers_that_gain is None:
+        return
+    total = len(advice.question.statistics.layers)
+    gain = len(choices.layers_that_gain)
+    spared = ""
+    if choices.advised.extra_bytes is not None:
+        size = choices.advised.extra_bytes * (total - gain) / total
+        spared = f" ({format_size(size)} of a rank)"
+    yield from _note(
+        f"only {gain} of {total} layers gain by theirs, which --json names; slots by layer would "
+        f"spare those of the others{spared}, but most engines take one number for all layers"
+    )
+
+
+def _note(text: str) -> list[str]:
+    return fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ").splitlines()
 
 
 def _slots(advice: Advice) -> str:
@@ -153,27 +212,29 @@ def _slots(advice: Advice) -> str:
     if advice.worth.verdict is not Verdict.WORTH:
         return "none, since balancing is not worth it"
     more = choices.advised.per_rank - choices.choices[0].per_rank
-    return f"{more or 'none'} on each rank: {choices.advised.slots:,} slots"
+    slots = f"{choices.advised.slots:,} slots"
+    return f"{more} on each rank: {slots}" if more else f"none: {slots}"
 
 
-def _choice(choice: SlotChoice) -> str:
-    return _table_line(
-        f"  {choice.per_rank} on a rank",
-        f"{choice.slots:,}",
+def _choice(choice: SlotChoice) -> tuple[str, ...]:
+    return (
         "yes" if choice.connected else "no",
-        format_number(choice.planned),
-        format_number(choice.measured),
+        format_number(mean_known(choice.measured)),
         MISSING if choice.extra_bytes is None else f"+{format_size(choice.extra_bytes)}",
         _milliseconds(choice.seconds),
+        MISSING if choice.kv_tokens is None else f"{choice.kv_tokens:,}",
+        _change(choice.throughput - 1),
     )
 
 
 def _widths(choices: RankChoices) -> Iterator[str]:
     yield f"3. On how many ranks?  {_ranks(choices)}"
     yield "  the same rows of a step on each, planned anew"
-    yield _table_line("", "slots", "measured", "weights", "memory", "time", "itl")
-    for one in choices.choices:
-        yield _width(one)
+    yield from _columns(
+        "",
+        ("slots", "measured", "weights", "memory", "time", "itl"),
+        ((pluralize(one.ranks, "rank"), _width(one)) for one in choices.choices),
+    )
 
 
 def _ranks(choices: RankChoices) -> str:
@@ -184,9 +245,8 @@ def _ranks(choices: RankChoices) -> str:
     return f"{choices.advised.ranks}, the fewest that fit {choices.judged_by}"
 
 
-def _width(one: RankChoice) -> str:
-    return _table_line(
-        f"  {pluralize(one.ranks, 'rank')}",
+def _width(one: RankChoice) -> tuple[str, ...]:
+    return (
         str(one.per_rank),
         format_number(one.measured),
         MISSING if one.weight_bytes is None else format_size(one.weight_bytes),
@@ -240,6 +300,22 @@ def _change(part: float) -> str:
 
 def _milliseconds(seconds: float | None) -> str:
     return MISSING if seconds is None else f"{seconds * 1e3:,.2f} ms"
+
+
+def _columns(
+    title: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]
+) -> Iterator[str]:
+    """A line of heads and one for each name; columns of which nothing is known are left out."""
+    lines = list(rows)
+    known = [
+        place for place in range(len(heads)) if any(texts[place] != MISSING for _, texts in lines)
+    ]
+    widths = [max(COLUMN, len(heads[place]) + 1) for place in known]
+    first = min(NAME, WIDTH - sum(widths))
+    lines.insert(0, (f"  {title}" if title else "", heads))
+    for name, texts in lines:
+        cells = (f"{texts[place]:>{width}}" for place, width in zip(known, widths, strict=True))
+        yield (f"  {name}".ljust(first) + "".join(cells)).rstrip()
 
 
 def _table_line(name: str, *texts: str) -> str:

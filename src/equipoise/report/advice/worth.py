@@ -1,19 +1,26 @@
 """Is balancing worth it for this load?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.report.advice.hardware import shipped_hardware
-from equipoise.report.advice.inputs import AdviceInputs, TrainTestSplit, step_rows, step_seconds
+from equipoise.report.advice.inputs import (
+    LEAST_GAIN,
+    AdviceInputs,
+    ServedWindows,
+    TrainTestSplit,
+    served_imbalance,
+    step_factor,
+    step_rows,
+    step_seconds,
+)
 from equipoise.report.placement.spread import Reals, mean_known
 
 NOISE_MARGIN = 0.25
 """Imbalance that is above the floor by such a part of it may be chance as well."""
-LEAST_GAIN = 0.02
-"""Of the experts' time: below it is not worth a change of placement."""
 
 
 class Verdict(StrEnum):
@@ -21,7 +28,19 @@ class Verdict(StrEnum):
 
     WORTH = "worth it"
     NOISE = "not worth it: what is uneven now is chance"
+    DEAD_ZONE = "not worth it: step time does not depend on it"
+    KV_CACHE = "not worth it: redundant slots cost too much KV cache"
+    SHIFTS = "not worth it: the load changes from window to window"
     SMALL = "not worth it: hardly anything is gained"
+
+
+class Cadence(StrEnum):
+    """When to plan anew, by what later windows show."""
+
+    ANY = "a plan of the last window does as well as one of all"
+    ONCE = "plan once, over all traffic: plans of single windows do worse"
+    FOLLOWING = "rebalance as the load changes: no plan of it all holds"
+    UNKNOWN = "one window does not tell"
 
 
 @dataclass(frozen=True)
@@ -32,12 +51,14 @@ class ServingOption:
         name: for people.
         planned: imbalance of the rows planned on, mean over layers; None where it makes no sense.
         measured: imbalance of the windows measured on, (layers,), NaN where a layer had no rows.
+        step: step time over that of balanced ranks, by the dead zone.
         seconds: of all layers of a step on the slowest ranks; None without hardware.
     """
 
     name: str
     planned: float | None
     measured: Reals
+    step: float
     seconds: float | None = None
 
     @property
@@ -56,7 +77,8 @@ class Worth:
     """Ways to serve the load: now, greedy, planned, and planned with local and with exact shares.
 
     Attributes:
-        options: as above.
+        options: as above; then, where windows follow one another, plans of the window before.
+        running: requests that run with the slots of the plan over those that run now.
         floor: imbalance that chance leaves of a window's rows on balanced ranks.
         step_floor: the same of a step's rows.
         verdict: whether to balance.
@@ -65,6 +87,7 @@ class Worth:
     """
 
     options: tuple[ServingOption, ...]
+    running: float
     floor: float
     step_floor: float
     verdict: Verdict
@@ -81,6 +104,21 @@ class Worth:
         return self.options[2]
 
     @property
+    def following(self) -> ServingOption | None:
+        """Plans of the window before, where there are any."""
+        return self.options[5] if len(self.options) > 5 else None
+
+    @property
+    def cadence(self) -> Cadence:
+        """When to plan anew."""
+        if self.following is None:
+            return Cadence.UNKNOWN
+        ratio = self.following.step / self.planned.step
+        if ratio <= 1 - LEAST_GAIN:
+            return Cadence.FOLLOWING
+        return Cadence.ONCE if ratio >= 1 + LEAST_GAIN else Cadence.ANY
+
+    @property
     def greedy_gain(self) -> float:
         """Part of the slowest rank's rows that the public rule saves compared with the plan.
 
@@ -91,9 +129,16 @@ class Worth:
         return saved if saved >= LEAST_GAIN else 0.0
 
     @property
+    def best(self) -> ServingOption:
+        """The plan, or plans of the window before where those are faster by `LEAST_GAIN`."""
+        if self.following is not None and self.cadence is Cadence.FOLLOWING:
+            return self.following
+        return self.planned
+
+    @property
     def gain(self) -> float:
-        """Part of the experts' time that the plan saves."""
-        return time_saved(self.now, self.planned)
+        """Part of throughput that `best` adds: requests that run, over the time of a step."""
+        return self.running * self.now.step / self.best.step - 1
 
 
 def rows_saved(before: float, after: float) -> float:
@@ -101,18 +146,11 @@ def rows_saved(before: float, after: float) -> float:
     return 1 - (1 + after) / (1 + before)
 
 
-def time_saved(before: ServingOption, after: ServingOption) -> float:
-    """Part of the experts' time saved: by the roofline, or as if time went with rows without it."""
+def time_saved(before: ServingOption, after: ServingOption) -> float | None:
+    """Part of the experts' time saved, by the roofline; None without it."""
     if before.seconds and after.seconds is not None:
         return 1 - after.seconds / before.seconds
-    return rows_saved(before.mean, after.mean)
-
-
-def judge_worth(now: float, floor: float, saved: float) -> Verdict:
-    """Of an imbalance, what chance leaves of the same rows, and the part of time that is saved."""
-    if now <= floor * (1 + NOISE_MARGIN):
-        return Verdict.NOISE
-    return Verdict.SMALL if saved < LEAST_GAIN else Verdict.WORTH
+    return None
 
 
 @dataclass(frozen=True)
@@ -127,40 +165,71 @@ class CandidateLayouts:
     planned: ExpertPlacement
 
 
-def worth(question: AdviceInputs, split: TrainTestSplit, layouts: CandidateLayouts) -> Worth:
-    """Raises `PlacementError`."""
+def worth(
+    question: AdviceInputs, split: TrainTestSplit, layouts: CandidateLayouts, best_step: float
+) -> Worth:
+    """`best_step` is the least `step` of any number of slots. Raises `PlacementError`."""
     steps = step_rows(question, split)
     planned = layouts.planned
     ranks = planned.ranks
-    ways = [
-        _way(question, split, "now", layouts.now),
-        _way(question, split, "greedy, even split", layouts.greedy),
-        _way(question, split, "planned", planned),
-        ServingOption(
-            "local shares",
-            None,
-            split.imbalance_with_local_shares(planned.placement, ranks, steps),
-        ),
-        ServingOption(
-            "shares by window", None, split.imbalance_with_exact_shares(planned.placement, ranks)
-        ),
+    local = split.imbalance_with_local_shares(planned.placement, ranks, steps)
+    exact = split.imbalance_with_exact_shares(planned.placement, ranks)
+    options = [
+        _option(question, split, "now", split.once(layouts.now), layouts.now),
+        _option(question, split, "greedy, even split", split.once(layouts.greedy), layouts.greedy),
+        _option(question, split, "planned", split.once(planned), planned),
+        ServingOption("local shares", None, local, step_factor(question, local)),
+        ServingOption("shares by window", None, exact, step_factor(question, exact)),
     ]
-    floor = split.chance_imbalance(ranks, split.rows)
-    return Worth(
-        tuple(ways),
-        floor,
+    if following := split.following(planned.slots, ranks):
+        options.append(_option(question, split, "last window's plan", following))
+    without_verdict = Worth(
+        tuple(options),
+        question.running_requests(planned.slots),
+        split.chance_imbalance(ranks, split.rows),
         split.chance_imbalance(ranks, steps),
-        judge_worth(ways[0].mean, floor, time_saved(ways[0], ways[2])),
+        Verdict.WORTH,
         _few(steps / question.statistics.experts),
     )
+    return replace(without_verdict, verdict=judge_worth(without_verdict, question, best_step))
 
 
-def _way(
-    question: AdviceInputs, split: TrainTestSplit, name: str, layout: ExpertPlacement
+def judge_worth(worth: Worth, question: AdviceInputs, best_step: float) -> Verdict:
+    """Whether to balance, from all but the verdict of `worth`; why not, where not."""
+    now, planned = worth.now, worth.planned
+    # Fewer slots let more requests run, however level the load is.
+    more_run = worth.running > 1 and worth.gain >= LEAST_GAIN
+    if now.mean <= worth.floor * (1 + NOISE_MARGIN) and not more_run:
+        return Verdict.NOISE
+    saved = time_saved(now, worth.best)
+    if worth.gain >= LEAST_GAIN and (saved is None or saved >= LEAST_GAIN):
+        return Verdict.WORTH
+    if worth.gain >= LEAST_GAIN:
+        return Verdict.SMALL
+    if 1 + now.mean <= question.zone.knee:
+        return Verdict.DEAD_ZONE
+    if question.kv_cache is not None and now.step / best_step - 1 >= LEAST_GAIN:
+        return Verdict.KV_CACHE
+    as_planned = question.zone.factor(1 + (planned.planned or 0.0))
+    if now.step / as_planned - 1 >= LEAST_GAIN:
+        return Verdict.SHIFTS
+    return Verdict.SMALL
+
+
+def _option(
+    question: AdviceInputs,
+    split: TrainTestSplit,
+    name: str,
+    served: ServedWindows,
+    layout: ExpertPlacement | None = None,
 ) -> ServingOption:
-    seconds = step_seconds(question, split, layout)
+    measured = served_imbalance(served)
     return ServingOption(
-        name, split.planned_imbalance(layout), split.measured_imbalance(layout), seconds
+        name,
+        None if layout is None else split.planned_imbalance(layout),
+        measured,
+        step_factor(question, measured),
+        step_seconds(question, split, served),
     )
 
 

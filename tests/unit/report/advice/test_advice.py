@@ -13,9 +13,11 @@ from equipoise.balancer.experts import plan
 from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
 from equipoise.report.advice import inputs
 from equipoise.report.advice.advice import advise
+from equipoise.report.advice.dead_zone import DeadZone
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
 from equipoise.report.advice.inputs import MAX_WINDOWS, AdviceInputs, TrainTestSplit
 from equipoise.report.advice.json_output import to_json
+from equipoise.report.advice.kv_cache import KvCache
 from equipoise.report.advice.migration_cost import (
     TransferRate,
     break_even,
@@ -29,10 +31,12 @@ from equipoise.report.advice.sizing import (
     can_connect,
     candidate_ranks,
     connected_slots,
+    layers_that_gain,
     min_slots_per_rank,
 )
 from equipoise.report.advice.table import render
 from equipoise.report.advice.worth import (
+    Cadence,
     ServingOption,
     Verdict,
     Worth,
@@ -254,37 +258,121 @@ def test_advice_skewed_load_gains_by_slowest_rank() -> None:
     # 100 of 160 on the first of four ranks; in 12 slots, all could have 40.
     assert advice.worth.now.mean == pytest.approx(100 / 40 - 1)
     assert advice.worth.planned.mean < 0.01
-    assert advice.worth.gain == pytest.approx(1 - 40 / 100, abs=0.01)
+    zone = DeadZone.default(4)
+    assert advice.worth.gain == pytest.approx(zone.slope * (2.5 - zone.knee), abs=0.01)
     assert advice.slots == 12
-    assert advice.slot_choices.reason is SlotChoiceReason.TARGET
+    assert advice.slot_choices.reason is SlotChoiceReason.FEWEST
     assert advice.migration is None
     assert advice.rank_choices.advised is None
 
 
-def test_advice_gain_uses_seconds_when_known() -> None:
-    rows = ServingOption("", None, np.array([1.0]))
-    assert time_saved(rows, replace(rows, measured=np.array([0.0]))) == rows_saved(1.0, 0.0) == 0.5
-    slow, same = (replace(rows, measured=np.array([x]), seconds=2.0) for x in (1.0, 0.0))
+def option(imbalance: float, step: float, seconds: float | None = None) -> ServingOption:
+    return ServingOption("", imbalance, np.array([imbalance]), step, seconds)
+
+
+def worth_of(now: ServingOption, *after: ServingOption, running: float = 1.0) -> Worth:
+    """What serves by one plan, and, where there is a second one, by plans of the window before."""
+    plan_alone, *following = after
+    options = (now, plan_alone, plan_alone, plan_alone, plan_alone, *following)
+    return Worth(options, running, 0.1, 0.1, Verdict.WORTH, None)
+
+
+def test_verdict_names_the_first_reason_against_balancing() -> None:
+    asked = question(SKEWED)  # its dead zone ends at an imbalance of 0.032
+    with_kv = replace(asked, kv_cache=KvCache(1, 10**9), expert=EXPERT)
+    level, uneven, slower = option(0.0, 1.0), option(1.0, 1.3), option(0.5, 1.29)
+    for worth, inputs_of_advice, verdict in (
+        (worth_of(uneven, level), asked, Verdict.WORTH),
+        (worth_of(option(0.12, 1.3), level), asked, Verdict.NOISE),
+        (replace(worth_of(option(0.03, 1.0), level), floor=0.0), asked, Verdict.DEAD_ZONE),
+        (worth_of(uneven, level, running=0.5), with_kv, Verdict.KV_CACHE),
+        (worth_of(uneven, replace(slower, planned=0.0)), asked, Verdict.SHIFTS),
+        (worth_of(uneven, replace(slower, planned=1.0)), asked, Verdict.SMALL),
+    ):
+        assert judge_worth(worth, inputs_of_advice, 1.0) is verdict
+
+
+def test_verdict_heeds_roofline_beside_dead_zone() -> None:
+    slow, same, fast = option(1.0, 1.3, 2.0), option(0.0, 1.0, 2.0), option(0.0, 1.0, 1.0)
     assert time_saved(slow, same) == 0.0
-    assert judge_worth(1.0, 0.1, time_saved(slow, same)) is Verdict.SMALL
-    assert judge_worth(1.0, 0.1, 0.5) is Verdict.WORTH
-    assert judge_worth(0.12, 0.1, 0.5) is Verdict.NOISE
+    assert time_saved(slow, fast) == 0.5
+    assert time_saved(slow, option(0.0, 1.0)) is None
+    assert rows_saved(1.0, 0.0) == 0.5
+    assert judge_worth(worth_of(slow, same), question(SKEWED), 1.0) is Verdict.SMALL
+    assert judge_worth(worth_of(slow, fast), question(SKEWED), 1.0) is Verdict.WORTH
 
 
-def test_advised_slots_are_fewest_that_meet_target() -> None:
-    def choice(more: int, imbalance: float, seconds: float | None = None) -> SlotChoice:
-        return SlotChoice(8 + 4 * more, 2 + more, more > 0, imbalance, imbalance, None, seconds)
+def test_cadence_compares_one_plan_with_plans_of_last_window() -> None:
+    now, level, uneven = option(1.0, 1.3), option(0.0, 1.0), option(0.5, 1.2)
+    assert worth_of(now, level).cadence is Cadence.UNKNOWN
+    assert worth_of(now, level, level).cadence is Cadence.ANY
+    assert worth_of(now, level, uneven).cadence is Cadence.ONCE
+    follows = worth_of(now, uneven, level)
+    assert follows.cadence is Cadence.FOLLOWING
+    assert follows.gain == pytest.approx(0.3)
+    assert worth_of(now, level, uneven).gain == pytest.approx(0.3)
 
-    bare, one, two = choice(0, 0.5), choice(1, 0.01), choice(2, 0.0)
-    assert advise_slots([bare, one, two], 0.02) == (one, SlotChoiceReason.TARGET)
-    assert advise_slots([bare, one, two], 0.005) == (two, SlotChoiceReason.TARGET)
-    assert advise_slots([bare, choice(1, 0.3), choice(2, 0.2)], 0.02)[1] is SlotChoiceReason.BEST
-    level = choice(0, 0.0)
-    assert advise_slots([level, one], 0.02) == (one, SlotChoiceReason.TARGET), (
-        "only connected ranks level batches"
+
+def slot_choice(more: int, throughput: float, seconds: float | None = None) -> SlotChoice:
+    return SlotChoice(
+        8 + 4 * more, 2 + more, more > 0, 0.0, np.zeros(1), None, None, throughput, 1.0, seconds
     )
-    slow = [choice(0, 0.5, 1.0), choice(1, 0.01, 1.1)]
-    assert advise_slots(slow, 0.02) == (slow[0], SlotChoiceReason.READING)
+
+
+def test_advised_slots_are_fewest_within_two_percent_of_best_throughput() -> None:
+    bare, one, two = slot_choice(0, 1.0), slot_choice(1, 1.19), slot_choice(2, 1.2)
+    assert advise_slots([bare, one, two]) == (one, SlotChoiceReason.FEWEST)
+    assert advise_slots([slot_choice(0, 1.18), one, two])[0].slots == 8
+    assert advise_slots([bare, one, slot_choice(2, 1.3)])[0].slots == 16
+
+
+def test_advised_slots_are_those_installed_where_these_do_as_well() -> None:
+    bare, one, two = slot_choice(0, 1.19), slot_choice(1, 1.2), slot_choice(2, 1.1)
+    assert advise_slots([bare, one, two], 12) == (one, SlotChoiceReason.INSTALLED)
+    assert advise_slots([bare, one, two], 16) == (bare, SlotChoiceReason.FEWEST)
+
+
+def test_advised_slots_are_least_where_reading_more_weights_costs_more() -> None:
+    slow = [slot_choice(0, 1.0, 1.0), slot_choice(1, 1.2, 1.1)]
+    assert advise_slots(slow) == (slow[0], SlotChoiceReason.READING)
+
+
+def test_layers_that_gain_are_the_skewed_ones_or_none_where_most_are() -> None:
+    inputs_of_advice = question(SKEWED)
+    least = replace(slot_choice(0, 1.0), measured=np.array([0.0, 1.0, 0.03, np.nan, 0.8]))
+    advised = replace(slot_choice(1, 1.0), measured=np.array([0.0, 0.0, 0.0, np.nan, 0.0]))
+    assert layers_that_gain(inputs_of_advice, least, advised) == (1, 4)
+    assert layers_that_gain(inputs_of_advice, least, least) is None
+    all_skewed = replace(least, measured=np.full(5, 1.0))
+    level = replace(advised, measured=np.zeros(5))
+    assert layers_that_gain(inputs_of_advice, all_skewed, level) is None
+
+
+def test_target_above_dead_zone_asks_for_fewer_slots() -> None:
+    assert advise(question(SKEWED)).slots == 12
+    assert advise(question(SKEWED, target=0.001)).slots == 12
+    assert advise(question(SKEWED, target=2.0)).slots == 8
+
+
+def test_windows_without_rows_are_left_out() -> None:
+    counts = np.concatenate([SKEWED, np.zeros_like(SKEWED)])
+    split = TrainTestSplit.of(ExpertStatistics(counts))
+    assert (split.train.windows, split.test.windows) == (2, 2)
+    assert advise(question(counts)).worth.verdict is Verdict.WORTH
+
+
+def test_following_serves_each_window_by_the_plan_of_the_one_before() -> None:
+    counts = np.full((6, 1, 8), 100, dtype=np.int64)
+    for window in range(6):
+        counts[window, 0, window % 8] = 3000
+    split = TrainTestSplit.of(ExpertStatistics(counts))
+    served = split.following(12, 4)
+    assert [windows.counts[0, 0].argmax() for windows, _ in served] == [4, 5]
+    for windows, layout in served:
+        # The expert that was hot before has the copies.
+        hot_before = windows.counts[0, 0].argmax() - 1
+        assert np.bincount(layout.placement[0]).argmax() == hot_before
+    assert TrainTestSplit.of(ExpertStatistics(counts[:2])).following(12, 4) == ()
 
 
 def test_connectable_needs_experts_plus_ranks_less_one_slots() -> None:
@@ -368,7 +456,7 @@ def test_advice_says_where_greedy_is_more_even_than_plan(greedy: float, saved: f
     ways = [
         replace(way, measured=np.full(2, value))
         for way, value in zip(
-            on_progress.worth.options, (2.0, greedy, 0.363, 0.2, 0.1), strict=True
+            on_progress.worth.options, (2.0, greedy, 0.363, 0.2, 0.1, 0.4), strict=True
         )
     ]
     worth = replace(on_progress.worth, options=tuple(ways))
