@@ -128,7 +128,7 @@ examples:
   equipoise replay counts.npy --ranks 32 --slots 256,288,320 --engine sglang,equipoise \\
       --hardware h200 --hidden 7168 --intermediate 2048 --itl 50
   equipoise replay per_pass.pt --ranks 8 --expert-bytes 18MiB --memory 60GiB \\
-      --kv-bytes-per-token 96KiB --context-tokens 4000 --html replay.html
+      --kv-bytes-per-token 96KiB --html replay.html
 
 exit code: 0 replayed, 2 bad input, 3 something could not be written"""
 CONVERT = """\

@@ -7,9 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.cli import advise, kinds
-from equipoise.cli.expert_options import check_expert, expert_of, hardware_of
+from equipoise.cli import kinds
 from equipoise.cli.files import write_file
+from equipoise.cli.hardware_options import (
+    DEFAULT_LINK,
+    MACHINE,
+    MACHINE_OPTIONS,
+    MEMORY_OPTIONS,
+    MODEL_OPTIONS,
+    HardwareRequest,
+    check_hardware,
+    check_slots,
+    dead_zone_of,
+    expert_of,
+    hardware_of,
+    kv_cache_of,
+)
 from equipoise.cli.offline import (
     MAX_SLOTS,
     check_outputs,
@@ -24,7 +37,6 @@ from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
 TRACE, SHAPE, CADENCE, OUTPUT = "the trace", "what serves", "when they plan", "output"
-MODEL, MACHINE = advise.MODEL, advise.MACHINE
 
 OPTIONS = (
     Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N", shown_default="required",
@@ -57,18 +69,11 @@ OPTIONS = (
            shown_default="each one's own", help="steps of load that a plan is made from"),
     Option(key="step_interval", kind=kinds.WHOLE, group=CADENCE, metavar="STEPS",
            shown_default="each one's own", help="steps from one plan to the next"),
-    *(advise.BY_KEY[key] for key in ("expert_bytes", "hidden", "intermediate", "precision")),
-    *(advise.BY_KEY[key] for key in ("hardware", "link")),
+    *MODEL_OPTIONS,
+    *MACHINE_OPTIONS,
     Option(key="itl", kind=kinds.REAL, group=MACHINE, metavar="MS", shown_default="unknown",
            help="a step without a balancer, in ms, as measured"),
-    Option(key="dead_zone", kind=kinds.NAME, group=MACHINE, metavar="R:MS,R:MS,...",
-           shown_default="that of the hardware", help="step times measured at imbalances"),
-    Option(key="memory", kind=kinds.BYTES, group=MACHINE, metavar="SIZE", shown_default="unknown",
-           help="of a rank, for expert weights and KV cache together"),
-    Option(key="kv_bytes_per_token", kind=kinds.BYTES, group=MACHINE, metavar="SIZE",
-           shown_default="unknown", help="KV cache of one token on one rank"),
-    Option(key="context_tokens", kind=kinds.WHOLE, group=MACHINE, metavar="N",
-           shown_default="unknown", help="tokens that a running request holds"),
+    *MEMORY_OPTIONS,
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
            help="write the figures there, step by step"),
     Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
@@ -82,8 +87,6 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 if TYPE_CHECKING:
     from equipoise.balancer.formats import CountsTrace, RoutingTrace
     from equipoise.balancer.formats.iterations import IterationRange
-    from equipoise.report.advice.dead_zone import DeadZone
-    from equipoise.report.advice.kv_cache import KvCache
     from equipoise.report.replay.inputs import ReplayInputs
     from equipoise.report.replay.replay import Replay
     from equipoise.report.replay.steps import StepSource
@@ -94,7 +97,7 @@ DEFAULT_STEP_TOKENS = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayRequest:
+class ReplayRequest(HardwareRequest):
     """What one `equipoise replay` was asked for; `progress` is `shown` or `hidden`."""
 
     trace: Path
@@ -111,17 +114,6 @@ class ReplayRequest:
     range: "IterationRange | None" = None
     window_size: int | None = None
     step_interval: int | None = None
-    expert_bytes: int | None = None
-    hidden: int | None = None
-    intermediate: int | None = None
-    precision: str | None = None
-    hardware: str | None = None
-    link: str | None = None
-    itl: float | None = None
-    dead_zone: str | None = None
-    memory: int | None = None
-    kv_bytes_per_token: int | None = None
-    context_tokens: int | None = None
     json: Path | None = None
     html: Path | None = None
     progress: str = "shown"
@@ -156,37 +148,14 @@ def _validate(request: ReplayRequest) -> None:
         ("--step-tokens", request.step_tokens, MAX_STEP_TOKENS),
         ("--window-size", request.window_size, MAX_WINDOW),
         ("--step-interval", request.step_interval, MAX_WINDOW),
-        ("--hidden", request.hidden, advise.MAX_WIDTH),
-        ("--intermediate", request.intermediate, advise.MAX_WIDTH),
-        ("--context-tokens", request.context_tokens, MAX_WINDOW),
         *(("--slots", slots, MAX_SLOTS) for slots in request.slots),
     ):
         if value is not None:
             check_count(flag, value, most)
     if request.ranks % request.nodes:
         raise UsageError(f"--nodes {request.nodes} do not divide {request.ranks} ranks")
-    if request.itl is not None and not 0 < request.itl <= advise.MAX_STEP:
-        raise UsageError(
-            f"--itl must be above 0 and at most {advise.MAX_STEP:g}, got {request.itl:g}"
-        )
-    _check_company(request)
+    check_hardware(request)
     check_outputs({"TRACE": request.trace}, {"--json": request.json, "--html": request.html})
-
-
-def _check_company(request: ReplayRequest) -> None:
-    """Options that say nothing without, or contradict, one another."""
-    cache = {"--memory": request.memory, "--kv-bytes-per-token": request.kv_bytes_per_token}
-    missing = [flag for flag, value in cache.items() if value is None]
-    if len(missing) == 1:
-        raise UsageError(f"{missing[0]} is needed: --memory and --kv-bytes-per-token go together")
-    if missing and request.context_tokens is not None:
-        raise UsageError("--context-tokens needs --memory and --kv-bytes-per-token")
-    weighed = request.hidden is not None or request.expert_bytes is not None
-    if not missing and not weighed:
-        raise UsageError("--memory needs --expert-bytes, or --hidden and --intermediate")
-    if request.link is not None and request.hardware is None:
-        raise UsageError("--link needs --hardware: without it nothing is known of links")
-    check_expert(request)
 
 
 def _replay(request: ReplayRequest) -> "Replay":
@@ -205,7 +174,7 @@ def _replay(request: ReplayRequest) -> "Replay":
 def _inputs(request: ReplayRequest) -> "ReplayInputs":
     from equipoise.report.replay.inputs import ReplayInputs
 
-    hardware = hardware_of(request, request.link or ReplayInputs.link)
+    hardware = hardware_of(request, moves=True)
     source = _source(request)
     ranks = request.ranks
     assert ranks is not None
@@ -219,25 +188,16 @@ def _inputs(request: ReplayRequest) -> "ReplayInputs":
         interval=request.step_interval,
         expert=expert_of(request),
         hardware=hardware,
-        link=request.link or ReplayInputs.link,
+        link=request.link or DEFAULT_LINK,
         step_seconds=None if request.itl is None else request.itl / 1e3,
-        dead_zone=_dead_zone(request),
-        kv_cache=_kv_cache(request),
+        dead_zone=dead_zone_of(request),
+        kv_cache=kv_cache_of(request, hardware),
+        kv_usage=1.0 if request.kv_usage is None else request.kv_usage,
     )
     slots = request.slots or (inputs.least_slots + ranks,)
     for one in slots:
-        _check_slots(one, source.experts, ranks)
+        check_slots(one, source.experts, ranks)
     return replace(inputs, slots=slots)
-
-
-def _check_slots(slots: int, experts: int, ranks: int) -> None:
-    if slots % ranks:
-        raise UsageError(f"--slots {slots} is not divisible by {ranks} ranks")
-    if not experts <= slots <= experts * ranks:
-        raise UsageError(
-            f"--slots must be {experts} to {experts * ranks}, from one copy of each expert to one "
-            f"on every rank, got {slots}"
-        )
 
 
 def _source(request: ReplayRequest) -> "StepSource":
@@ -267,20 +227,6 @@ def _read(request: ReplayRequest) -> "CountsTrace | RoutingTrace":
             )
         except TraceShapeMissing as error:
             raise UsageError(f"{error}: give --layers and --top-k") from error
-
-
-def _dead_zone(request: ReplayRequest) -> "DeadZone | None":
-    if request.dead_zone is None:
-        return None
-    raise NotImplementedError
-
-
-def _kv_cache(request: ReplayRequest) -> "KvCache | None":
-    from equipoise.report.advice.kv_cache import KvCache
-
-    if request.memory is None or request.kv_bytes_per_token is None:
-        return None
-    return KvCache(request.kv_bytes_per_token, request.memory, request.context_tokens)
 
 
 def _write(request: ReplayRequest, result: "Replay", command: str) -> None:

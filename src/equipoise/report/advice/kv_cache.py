@@ -17,22 +17,14 @@ class KvCache:
             attention), all heads.
         memory_bytes: of a rank, for expert weights and KV cache together: what the engine prints
             as KV cache memory at its start, plus the expert weights that the rank holds then.
-        context_tokens: mean tokens that a running request holds; None where unknown.
     """
 
     bytes_per_token: int
     memory_bytes: int
-    context_tokens: int | None = None
 
     def tokens(self, expert_weight_bytes: int) -> int:
         """Tokens of KV cache beside so many bytes of expert weights; 0 where they take all."""
         return max(0, self.memory_bytes - expert_weight_bytes) // self.bytes_per_token
-
-    def running_requests(self, expert_weight_bytes: int) -> int | None:
-        """Requests whose tokens the KV cache holds at once; None without `context_tokens`."""
-        if self.context_tokens is None:
-            return None
-        return self.tokens(expert_weight_bytes) // self.context_tokens
 
     def check_room(self, expert_weight_bytes: int, option: str = "memory") -> None:
         """Raises `FormatError` that names `option` where the weights leave no KV cache."""

@@ -38,6 +38,7 @@ class ReplayInputs:
         step_seconds: a step without a balancer; None where unknown.
         dead_zone: measured; None for hardware's roofline, or the default where there is none.
         kv_cache: memory beside the experts; None where unknown.
+        kv_usage: part of the KV cache that was in use at most, with the fewest slots.
     """
 
     source: StepSource
@@ -53,6 +54,7 @@ class ReplayInputs:
     step_seconds: float | None = None
     dead_zone: DeadZone | None = None
     kv_cache: KvCache | None = None
+    kv_usage: float = 1.0
 
     @property
     def least_slots(self) -> int:
@@ -74,6 +76,17 @@ class ReplayInputs:
         if self.hardware is not None and self.expert is not None:
             return RooflinePrice(Roofline(self.expert, self.hardware), batch)
         return DeadZonePrice(DeadZone.default(self.ranks))
+
+    def batch(self, slots: int) -> float:
+        """Part of the recorded batch that the KV cache has room for beside so many slots.
+
+        The batch was recorded with the fewest slots.
+        """
+        then, now = self.weight_bytes(slots), self.weight_bytes(self.least_slots)
+        if self.kv_cache is None or then is None or now is None:
+            return 1.0
+        room = self.kv_cache.tokens(now)
+        return min(1.0, self.kv_cache.tokens(then) / (room * self.kv_usage)) if room else 1.0
 
     def weight_bytes(self, slots: int) -> int | None:
         """Of a rank's experts in all layers; None where unknown."""

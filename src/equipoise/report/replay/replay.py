@@ -164,7 +164,7 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
     refusals: list[Refusal] = []
     players: list[Player] = []
     for candidate in candidates(inputs):
-        price = inputs.price(_batch(inputs, candidate.shape.slots))
+        price = inputs.price(inputs.batch(candidate.shape.slots))
         players.append(Player(candidate, price, inputs.source.every, inputs.transfers))
     rows = steps = 0
     for block in inputs.source.blocks():
@@ -181,20 +181,6 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
     if not steps:
         raise PlacementError("the trace has no steps")
     return _result(inputs, players, refusals, steps, rows)
-
-
-def _batch(inputs: ReplayInputs, slots: int) -> float:
-    """Part of the recorded batch that the KV cache has room for, beside so many slots.
-
-    The recorded batch ran with the fewest slots.
-    """
-    cache, weights = inputs.kv_cache, inputs.weight_bytes(slots)
-    least = inputs.weight_bytes(inputs.least_slots)
-    if cache is None or weights is None or least is None or cache.context_tokens is None:
-        return 1.0
-    now = cache.running_requests(least)
-    then = cache.running_requests(weights)
-    return 1.0 if not now or then is None else min(1.0, then / now)
 
 
 def _result(
@@ -232,7 +218,7 @@ def _outcome(player: Player, inputs: ReplayInputs, now: float, experts_alone: bo
         rank_rows=found.rank_rows,
         rebalances=tuple(found.rebalances),
         served=found.served,
-        batch=_batch(inputs, one.shape.slots),
+        batch=inputs.batch(one.shape.slots),
         kv_tokens=None if cache is None or weights is None else cache.tokens(weights),
         weight_bytes=weights,
     )

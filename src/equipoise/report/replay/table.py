@@ -157,14 +157,12 @@ def _cadences(replay: Replay) -> str:
 
 
 def _cache(inputs: ReplayInputs) -> str:
-    if inputs.kv_cache is None or inputs.expert is None:
-        return "unknown; --memory, --kv-bytes-per-token and what an expert weighs say it"
-    if inputs.kv_cache.context_tokens is None:
-        return "tokens of a rank; --context-tokens says whether they bound the batch"
-    return (
-        f"tokens of a rank; a request holds {inputs.kv_cache.context_tokens:,}, and the batch of "
-        "the trace ran with the fewest slots"
-    )
+    if inputs.kv_cache is None:
+        return "unknown; --kv-bytes-per-token and --memory say it"
+    memory = f"tokens of a rank, of {format_size(inputs.kv_cache.memory_bytes)} beside its experts"
+    if inputs.kv_usage < 1:
+        return f"{memory}; {inputs.kv_usage:.0%} of it was in use with the fewest slots"
+    return f"{memory}; requests wait for it, so the batch shrinks with it"
 
 
 def _line(name: str, text: str) -> str:

@@ -23,12 +23,6 @@ def test_kv_tokens_never_grow_with_expert_weights(
     )
 
 
-def test_running_requests_are_whole_contexts_and_unknown_without_one() -> None:
-    assert KvCache(10, 1000, 7).running_requests(300) == 10
-    assert KvCache(10, 1000, 7).running_requests(1000) == 0
-    assert KvCache(10, 1000).running_requests(300) is None
-
-
 def test_weights_that_leave_no_kv_cache_are_refused_with_both_sizes() -> None:
     cache = KvCache(10, 2048)
     cache.check_room(2038)

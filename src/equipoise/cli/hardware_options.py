@@ -1,0 +1,198 @@
+"""What `advise` and `replay` ask alike: what an expert weighs, what a rank is, its KV cache."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from equipoise.cli import kinds
+from equipoise.cli.offline import usage_errors
+from equipoise.cli.option import Option
+from equipoise.cli.validation import check_count
+from equipoise.hal.errors import UsageError
+
+if TYPE_CHECKING:
+    from equipoise.report.advice.dead_zone import DeadZone
+    from equipoise.report.advice.hardware import Expert, Hardware
+    from equipoise.report.advice.kv_cache import KvCache
+
+MODEL, MACHINE, MEMORY = "what an expert is", "what it runs on", "KV cache"
+DEFAULT_PRECISION = "fp8"
+DEFAULT_LINK = "node"
+DEFAULT_MEMORY_SHARE = 0.8
+MAX_WIDTH = 2**20
+MAX_STEP = 3_600_000.0
+"""Milliseconds: an hour."""
+
+MODEL_OPTIONS = (
+    Option(key="expert_bytes", kind=kinds.BYTES, group=MODEL, metavar="SIZE",
+           shown_default="unknown", help="weights of one expert in one layer, such as 24MiB"),
+    Option(key="hidden", kind=kinds.WHOLE, group=MODEL, metavar="N", shown_default="unknown",
+           help="width of the model; with --intermediate it says what an expert weighs"),
+    Option(key="intermediate", kind=kinds.WHOLE, group=MODEL, metavar="N", shown_default="unknown",
+           help="width within an expert, which is three matrices of both widths"),
+    Option(key="precision", kind=kinds.PRECISION, group=MODEL, metavar="|".join(kinds.PRECISIONS),
+           shown_default=DEFAULT_PRECISION, help="of the weights, and of the products"),
+)  # fmt: skip
+MACHINE_OPTIONS = (
+    Option(key="hardware", kind=kinds.NAME, group=MACHINE, metavar="NAME|FILE",
+           shown_default="unknown", help="what a rank is: a name of the table that ships, or YAML "
+           "or JSON with the same keys; needs what an expert weighs"),
+    Option(key="link", kind=kinds.LINK, group=MACHINE, metavar="|".join(kinds.LINKS),
+           shown_default=DEFAULT_LINK, help="what weights come over: within a node, between nodes, "
+           "or from the host's memory"),
+    Option(key="dead_zone", kind=kinds.POINTS, group=MACHINE, metavar="R:MS,R:MS,...",
+           shown_default="published measurements", help="step times measured at three or more "
+           "max/mean of the ranks: up to which imbalance they stay the same is found from them"),
+)  # fmt: skip
+MEMORY_OPTIONS = (
+    Option(key="kv_bytes_per_token", kind=kinds.BYTES, group=MEMORY, metavar="SIZE",
+           shown_default="unknown", help="KV cache of a token on one rank, all layers; needs what "
+           "an expert weighs"),
+    Option(key="memory", kind=kinds.BYTES, group=MEMORY, metavar="SIZE",
+           shown_default="--memory-share of the hardware's", help="of a rank, for KV cache and "
+           "expert weights together: the KV cache memory that the engine prints at its start, and "
+           "the expert weights that a rank holds then"),
+    Option(key="memory_share", kind=kinds.REAL, group=MEMORY, metavar="X",
+           shown_default=f"{DEFAULT_MEMORY_SHARE}", help="part of a device's memory that experts, "
+           "and KV cache where it is known, may take"),
+    Option(key="kv_usage", kind=kinds.REAL, group=MEMORY, metavar="X", shown_default="1.0",
+           help="part of the KV cache in use at most, as the engine's metrics say; 1: requests "
+           "wait for it"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareRequest:
+    """What both commands were asked for; each as its option says, None where it was not given."""
+
+    expert_bytes: int | None = None
+    hidden: int | None = None
+    intermediate: int | None = None
+    precision: str | None = None
+    hardware: str | None = None
+    link: str | None = None
+    itl: float | None = None
+    dead_zone: tuple[tuple[float, float], ...] | None = None
+    kv_bytes_per_token: int | None = None
+    memory: int | None = None
+    memory_share: float | None = None
+    kv_usage: float | None = None
+
+
+def check_hardware(request: HardwareRequest) -> None:
+    """Raises UsageError for values out of range, and options that say nothing without another."""
+    for flag, width in (("--hidden", request.hidden), ("--intermediate", request.intermediate)):
+        if width is not None:
+            check_count(flag, width, MAX_WIDTH)
+    for flag, part in (
+        ("--memory-share", request.memory_share),
+        ("--kv-usage", request.kv_usage),
+    ):
+        check_part(flag, part)
+    if request.itl is not None and not 0 < request.itl <= MAX_STEP:
+        raise UsageError(f"--itl must be above 0 and at most {MAX_STEP:g}, got {request.itl:g}")
+    _check_expert(request)
+    if request.link is not None and request.hardware is None:
+        raise UsageError("--link needs --hardware: without it nothing is known of links")
+    if request.memory_share is not None and request.hardware is None:
+        raise UsageError("--memory-share needs --hardware: without it nothing is known of memory")
+    _check_kv_cache(request)
+
+
+def check_part(flag: str, value: float | None) -> None:
+    """Raises UsageError unless it is a part of something."""
+    if value is not None and not 0 < value <= 1:
+        raise UsageError(f"{flag} must be above 0 and at most 1, got {value:g}")
+
+
+def _check_expert(request: HardwareRequest) -> None:
+    if (request.hidden is None) != (request.intermediate is None):
+        raise UsageError("--hidden and --intermediate go together: both are what an expert weighs")
+    if request.hidden is not None and request.expert_bytes is not None:
+        raise UsageError("--expert-bytes, or --hidden and --intermediate: they say the same, twice")
+    if request.hardware is not None and request.hidden is None and request.expert_bytes is None:
+        raise UsageError("--hardware needs --expert-bytes, or --hidden and --intermediate")
+    if request.precision is not None and request.hidden is None and request.hardware is None:
+        raise UsageError("--precision needs --hidden and --intermediate, or --hardware")
+
+
+def _check_kv_cache(request: HardwareRequest) -> None:
+    if request.kv_bytes_per_token is None:
+        for flag, value in (("--memory", request.memory), ("--kv-usage", request.kv_usage)):
+            if value is not None:
+                raise UsageError(f"{flag} needs --kv-bytes-per-token")
+        return
+    if request.hidden is None and request.expert_bytes is None:
+        raise UsageError(
+            "--kv-bytes-per-token needs --expert-bytes, or --hidden and --intermediate"
+        )
+    if request.memory is None and request.hardware is None:
+        raise UsageError("--kv-bytes-per-token needs --memory, or --hardware to take it from")
+
+
+def precision_of(request: HardwareRequest) -> str:
+    """Of weights and products."""
+    return request.precision or DEFAULT_PRECISION
+
+
+def expert_of(request: HardwareRequest) -> "Expert | None":
+    """What an expert is; None where nothing says it."""
+    from equipoise.report.advice.hardware import Expert
+
+    if request.expert_bytes is not None:
+        return Expert(request.expert_bytes, precision_of(request))
+    if request.hidden is None or request.intermediate is None:
+        return None
+    return Expert.of_dimensions(request.hidden, request.intermediate, precision_of(request))
+
+
+def hardware_of(request: HardwareRequest, moves: bool) -> "Hardware | None":
+    """The hardware, with all figures that are needed: a missing one is refused before reading.
+
+    `moves`: whether weights move over its link. Raises UsageError.
+    """
+    if request.hardware is None:
+        return None
+    from equipoise.report.advice.hardware import find_hardware
+
+    with usage_errors("--hardware"):
+        hardware = find_hardware(request.hardware)
+        for key in ("memory_gb", "memory_bandwidth_gbs", f"{precision_of(request)}_tflops"):
+            hardware.figure(key)
+        if moves:
+            hardware.figure(f"{request.link or DEFAULT_LINK}_link_gbs")
+    return hardware
+
+
+def kv_cache_of(request: HardwareRequest, hardware: "Hardware | None") -> "KvCache | None":
+    """The memory that weights and KV cache share; None where nothing says it."""
+    from equipoise.report.advice.kv_cache import KvCache
+
+    if request.kv_bytes_per_token is None:
+        return None
+    memory = request.memory
+    if memory is None:
+        assert hardware is not None
+        share = DEFAULT_MEMORY_SHARE if request.memory_share is None else request.memory_share
+        memory = int(hardware.memory_bytes * share)
+    return KvCache(request.kv_bytes_per_token, memory)
+
+
+def dead_zone_of(request: HardwareRequest) -> "DeadZone | None":
+    """As measured; None where it was not."""
+    from equipoise.report.advice.dead_zone import DeadZone
+
+    if request.dead_zone is None:
+        return None
+    with usage_errors():
+        return DeadZone.fit(request.dead_zone, "--dead-zone")
+
+
+def check_slots(slots: int, experts: int, ranks: int) -> None:
+    """Raises UsageError unless ranks can hold every expert in so many slots of a layer."""
+    if slots % ranks:
+        raise UsageError(f"--slots {slots} is not divisible by {ranks} ranks")
+    if not experts <= slots <= experts * ranks:
+        raise UsageError(
+            f"--slots must be {experts} to {experts * ranks}, from one copy of each expert to one "
+            f"on every rank, got {slots}"
+        )
