@@ -147,7 +147,7 @@ def check_ids(
         raise PlacementError(f"{format_index(ID_AXES, at, layers)}: expert {array[at]}{known}")
     ids = array.astype(np.int32)
     if ids.shape[2] > 1:
-        ids[~ids.any(axis=2)] = NO_EXPERT
+        ids[(ids <= 0).all(axis=2) & (ids[:, :, 1] == 0)] = NO_EXPERT
         _check_distinct(ids, layers)
     return ids
 
