@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers.paths import ROOT
 from helpers.strategies import trace_samples as samples
 from hypothesis import given
 
@@ -25,6 +26,7 @@ from equipoise.balancer.formats import (
 )
 from equipoise.balancer.formats.trace_parts import TraceShapeMissing
 
+TRACES = ROOT / "tests" / "data" / "traces"
 Ids = npt.NDArray[np.int32]
 Write = Callable[[Path, Sequence[Ids]], Path]
 
@@ -155,9 +157,9 @@ def test_sglang_response_without_shape_names_the_options(tmp_path: Path) -> None
     path = samples.write_lines(
         tmp_path / "a.jsonl", [samples.sglang_response(samples.random_ids(1, 5, 2, 2, 8), 3)]
     )
-    for shape in ({}, {"layers": 2}, {"top_k": 2}):
+    for layers, top_k in ((None, None), (2, None), (None, 2)):
         with pytest.raises(TraceShapeMissing, match=r"--layers and --top-k"):
-            read_trace(path, **shape)
+            read_trace(path, layers=layers, top_k=top_k)
 
 
 def test_moe_trace_keeps_layers_that_ran_fewer_tokens(tmp_path: Path) -> None:
@@ -254,3 +256,33 @@ def test_array_of_small_integers_is_ids_and_of_large_ones_counts(tmp_path: Path)
     assert isinstance(read_trace(tmp_path / "a.npy"), RoutingTrace)
     assert isinstance(read_trace(tmp_path / "b.npy"), CountsTrace)
     assert isinstance(read_trace(tmp_path / "b.npy", format="vllm-routed"), RoutingTrace)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "experts", "top_k", "requests", "tokens"),
+    [
+        ("shipped-model-vllm-routed", range(6), 32, 4, 24, 3096),
+        ("shipped-model-sglang-routed.jsonl", range(6), 32, 4, 8, 1024),
+        ("tiny-vllm-routed", range(1, 4), 8, 2, 6, 358),
+        ("tiny-vllm-responses.jsonl", range(4), 8, 2, 6, 358),
+    ],
+)
+def test_shipped_trace_of_tokens_is_read(
+    name: str, layers: range, experts: int, top_k: int, requests: int, tokens: int
+) -> None:
+    trace = routing(TRACES / name)
+    assert (trace.layers, trace.experts, trace.top_k) == (tuple(layers), experts, top_k)
+    assert (trace.part_count, trace.tokens) == (requests, tokens)
+    assert all(part.ids.shape[1:] == (len(layers), top_k) for part in trace.parts())
+    assert f"`{name}" in (TRACES / "README.md").read_text(encoding="utf-8")
+
+
+def test_shipped_traces_agree_with_each_other() -> None:
+    """The first step's requests, of which only the prompts ran in it."""
+    all_steps = list(routing(TRACES / "shipped-model-vllm-routed").parts())
+    first_step = routing(TRACES / "shipped-model-sglang-routed.jsonl").parts()
+    for part, of_step in zip(all_steps, first_step, strict=False):
+        assert np.array_equal(part.ids[: len(of_step.ids)], of_step.ids)
+        assert part.prompt_tokens == of_step.prompt_tokens == len(of_step.ids) == 128
+    trace = counts(TRACES / "shipped-model-counts.npz")
+    assert (trace.steps, trace.experts_per_token) == (30, 4)
