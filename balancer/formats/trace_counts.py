@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from equipoise.balancer.formats.encodings import read_npy_header
 from equipoise.balancer.formats.files import open_file
-from equipoise.balancer.formats.numbers import format_index, int64_array
+from equipoise.balancer.formats.numbers import format_index
 from equipoise.balancer.formats.routing_trace import MAX_EXPERTS, CountsTrace, Ids
 from equipoise.balancer.formats.statistics import ExpertStatistics, check_layers
 from equipoise.hal.arguments import INT32_MAX
@@ -77,7 +77,14 @@ def checked_block(path: Path, block: npt.NDArray[Any], first: int, layers: tuple
     Raises `FormatError` that names the place of what is no count.
     """
     if block.dtype.kind == "f":
-        block = check_or_name(path, lambda: int64_array(f"from step {first}", block, STEP_AXES))
+        wrong = np.argwhere(~(np.floor(block) == block) | (abs(block) > INT32_MAX))
+        if wrong.size:
+            at = tuple(wrong[0].tolist())
+            where = format_index(STEP_AXES, (first + at[0], *at[1:]), layers)
+            raise FormatError(
+                str(path), f"{where}: count {block[at]} is not a whole number up to {INT32_MAX}"
+            )
+        block = block.astype(np.int64)
     # Read as unsigned, negative counts are the largest: one pass over gigabytes finds both. A mask
     # of every count is needed only for the message.
     unsigned = block.view(block.dtype.str.replace("i", "u"))
