@@ -1,8 +1,9 @@
-"""Reads and writes expert statistics and placements, in our own formats and those of other systems.
+"""Reads and writes expert statistics, placements and routing traces, our own and other systems'.
 
     from equipoise.balancer import formats
     statistics = formats.read_statistics("recorded/")
     loss = formats.write_placement("moe_load_balancer.yaml", placement)
+    trace = formats.read_trace("routed/")  # streamed: it may be larger than memory
 
 A file that cannot be read raises one `FormatError`. docs/formats.md lists the formats.
 """

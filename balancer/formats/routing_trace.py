@@ -116,7 +116,7 @@ class CountsTrace:
         return self.open_blocks(max(1, most_bytes // (4 * len(self.layers) * self.experts)))
 
 
-def check_ids(
+def convert_ids(
     array: npt.NDArray[Any], experts: int | None = None, layers: tuple[int, ...] = ()
 ) -> Ids:
     """Returns expert ids (tokens, layers, top_k) of any integer type as int32.
@@ -130,7 +130,7 @@ def check_ids(
         layers: the numbers of the layers, for messages.
 
     Raises:
-        PlacementError: names the place of an id that is below -1, too large, or twice in a token.
+        PlacementError: names the place of an id that is below -1 or too large.
     """
     if array.ndim != len(ID_AXES):
         axes = ", ".join(ID_AXES)
@@ -147,12 +147,12 @@ def check_ids(
         raise PlacementError(f"{format_index(ID_AXES, at, layers)}: expert {array[at]}{known}")
     ids = array.astype(np.int32)
     if ids.shape[2] > 1:
-        ids[~ids.any(axis=2)] = NO_EXPERT
-        _check_distinct(ids, layers)
+        ids[(ids <= 0).all(axis=2) & (ids[:, :, 1] == 0)] = NO_EXPERT
     return ids
 
 
-def _check_distinct(ids: Ids, layers: tuple[int, ...]) -> None:
+def check_distinct(ids: Ids, layers: tuple[int, ...]) -> None:
+    """Raises `PlacementError` if a token has an expert twice in a layer; names the place."""
     ordered = np.sort(ids, axis=2)
     twice = (ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] != NO_EXPERT)
     if twice.any():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from equipoise.balancer.formats.encodings import read_npy_header
 from equipoise.balancer.formats.files import open_file
-from equipoise.balancer.formats.numbers import format_index, int64_array
+from equipoise.balancer.formats.numbers import format_index
 from equipoise.balancer.formats.routing_trace import MAX_EXPERTS, CountsTrace, Ids
 from equipoise.balancer.formats.statistics import ExpertStatistics, check_layers
 from equipoise.hal.arguments import INT32_MAX
@@ -63,11 +63,10 @@ def open_count_array(path: Path) -> CountsTrace:
             stream.seek(begin)
             for first in range(0, steps, most_steps):
                 length = min(most_steps, steps - first)
-                data = stream.read(length * layers * experts * dtype.itemsize)
-                if len(data) < length * layers * experts * dtype.itemsize:
+                flat = np.fromfile(stream, dtype, length * layers * experts)
+                if len(flat) < length * layers * experts:
                     raise FormatError(str(path), f"step {first}: the file was cut off meanwhile")
-                block = np.frombuffer(data, dtype).reshape(length, layers, experts)
-                yield checked_block(path, block, first, numbers)
+                yield checked_block(path, flat.reshape(length, layers, experts), first, numbers)
 
     return CountsTrace(numbers, experts, None, steps, f"npy: {path}", open_blocks)
 
@@ -78,9 +77,18 @@ def checked_block(path: Path, block: npt.NDArray[Any], first: int, layers: tuple
     Raises `FormatError` that names the place of what is no count.
     """
     if block.dtype.kind == "f":
-        block = check_or_name(path, lambda: int64_array(f"from step {first}", block, STEP_AXES))
-    # Compared with the extremes first: a mask of every count is needed only for the message.
-    if int(block.min()) < 0 or int(block.max()) > INT32_MAX:
+        wrong = np.argwhere(~(np.floor(block) == block) | (abs(block) > INT32_MAX))
+        if wrong.size:
+            at = tuple(wrong[0].tolist())
+            where = format_index(STEP_AXES, (first + at[0], *at[1:]), layers)
+            raise FormatError(
+                str(path), f"{where}: count {block[at]} is not a whole number up to {INT32_MAX}"
+            )
+        block = block.astype(np.int64)
+    # Read as unsigned, negative counts are the largest: one pass over gigabytes finds both. A mask
+    # of every count is needed only for the message.
+    unsigned = block.view(block.dtype.str.replace("i", "u"))
+    if int(unsigned.max()) > min(INT32_MAX, np.iinfo(block.dtype).max):
         at = tuple(np.argwhere((block < 0) | (block > INT32_MAX))[0].tolist())
         where = format_index(STEP_AXES, (first + at[0], *at[1:]), layers)
         why = "negative" if block[at] < 0 else f"more than {INT32_MAX}"

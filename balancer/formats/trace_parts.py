@@ -1,6 +1,7 @@
 """Opens a routing trace: checks every part once, and finds what only the whole trace tells."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from equipoise.balancer.formats.routing_trace import (
     RoutedTokens,
     RoutingTrace,
     TraceUnit,
-    check_ids,
+    check_distinct,
+    convert_ids,
 )
 from equipoise.hal.errors import FormatError, PlacementError
 
@@ -60,6 +62,14 @@ class RawPart:
         """Returns a `FormatError` that names file and place."""
         return FormatError(str(self.path), f"{self.where}: {what}" if self.where else what)
 
+    @contextmanager
+    def naming_file(self) -> Iterator[None]:
+        """Adds file and place to a `PlacementError`."""
+        try:
+            yield
+        except PlacementError as error:
+            raise self.error(str(error)) from None
+
 
 def open_trace(
     source: str,
@@ -80,10 +90,12 @@ def open_trace(
         experts: experts per layer; None if unknown.
         layers: the numbers of the layers of `ids`; 0, 1, ... if empty.
     """
-    parts = _CheckedParts(source, read, experts, layers)
+    parts = _ConvertedParts(read, experts, layers)
     used: npt.NDArray[np.bool_] | None = None
     largest = tokens = part_count = 0
-    for _raw, ids in parts:
+    for raw, ids in parts:
+        with raw.naming_file():
+            check_distinct(ids, layers)
         chosen = (ids != NO_EXPERT).any(axis=0)
         if ids.shape[2] == 1:
             # One zero for each token is what a layer without experts looks like.
@@ -120,10 +132,12 @@ def open_trace(
 
 
 @dataclass(frozen=True, eq=False)
-class _CheckedParts:
-    """The parts with their ids as int32; every iteration reads them anew."""
+class _ConvertedParts:
+    """The parts with their ids as int32; every iteration reads them anew.
 
-    source: str
+    What changed in the meantime is noticed where it could do harm: shapes and ranges.
+    """
+
     read: Callable[[], Iterator[RawPart]]
     experts: int | None
     layers: tuple[int, ...]
@@ -131,10 +145,8 @@ class _CheckedParts:
     def __iter__(self) -> Iterator[tuple[RawPart, Ids]]:
         first: tuple[int, ...] = ()
         for raw in self.read():
-            try:
-                ids = check_ids(raw.ids, self.experts, self.layers)
-            except PlacementError as error:
-                raise raw.error(str(error)) from None
+            with raw.naming_file():
+                ids = convert_ids(raw.ids, self.experts, self.layers)
             shape = ids.shape[1:]
             if self.layers and shape[0] != len(self.layers):
                 raise raw.error(f"has {shape[0]} layers, expected {len(self.layers)}")

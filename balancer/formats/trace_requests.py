@@ -189,10 +189,8 @@ def _parts_of_response(
         inner = where if len(routings) == 1 else f"{where}: choice {at}".removeprefix(": ")
         problem = RawPart(path, inner, np.zeros(0, dtype=np.int32))
         ids = _decode(problem, routing, shape)
-        try:
+        with problem.naming_file():
             prompt = _prompt_tokens(routing.said, ids.shape[0] if ids.ndim else 0)
-        except PlacementError as error:
-            raise problem.error(str(error)) from None
         yield RawPart(path, inner, ids, request=routing.request, prompt_tokens=prompt)
 
 
@@ -227,10 +225,8 @@ def _name(value: object) -> str | None:
 def _decode(problem: RawPart, routing: _Routing, shape: TraceShape) -> npt.NDArray[np.generic]:
     value = routing.value
     if isinstance(value, list):
-        try:
+        with problem.naming_file():
             return numbers.int64_array(ROUTED_EXPERTS, value, ID_AXES)
-        except PlacementError as error:
-            raise problem.error(str(error)) from None
     if not isinstance(value, str):
         raise problem.error(f"{ROUTED_EXPERTS} is {short_repr(value)}, not base64")
     try:
@@ -251,10 +247,8 @@ def _shaped(
     """Returns SGLang's bare int32 as (tokens, layers, experts per token)."""
     layers, top_k = shape.layers, shape.top_k
     if (layers is None or top_k is None) and SHAPE_FIELD in said:
-        try:
+        with problem.naming_file():
             stored = numbers.int64_array(SHAPE_FIELD, said[SHAPE_FIELD], ("axis",)).tolist()
-        except PlacementError as error:
-            raise problem.error(str(error)) from None
         if len(stored) != len(ID_AXES):
             raise problem.error(f"{SHAPE_FIELD} is {short_repr(stored)}, not three numbers")
         layers, top_k = stored[1:]

@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.balancer.formats.encodings import encode_json, encode_npy
 from equipoise.balancer.formats.files import write_bytes, write_folder
-from equipoise.balancer.formats.format_names import ROUTED_FORMAT_NAMES, VLLM_ROUTED
+from equipoise.balancer.formats.format_names import ROUTED_FORMAT_NAMES, SGLANG_ROUTED, VLLM_ROUTED
 from equipoise.balancer.formats.numbers import format_index
 from equipoise.balancer.formats.routing_trace import (
     ID_AXES,
@@ -19,7 +19,7 @@ from equipoise.balancer.formats.routing_trace import (
     RoutingTrace,
     TraceUnit,
 )
-from equipoise.balancer.formats.trace_reading import FilePath
+from equipoise.balancer.formats.trace_reading import LINE_SUFFIXES, FilePath
 from equipoise.balancer.formats.trace_requests import (
     ROUTED_EXPERTS,
     SHAPE_FIELD,
@@ -50,6 +50,8 @@ def write_trace(path: FilePath, trace: RoutingTrace, format: str) -> None:
     if format not in ROUTED_FORMAT_NAMES:
         known = ", ".join(ROUTED_FORMAT_NAMES)
         raise FormatError(str(path), f"a trace cannot be written as {format}: known are {known}")
+    if format == SGLANG_ROUTED and path.suffix.lower() not in LINE_SUFFIXES:
+        raise FormatError(str(path), f"is written as {format} with a suffix of {LINE_SUFFIXES[0]}")
     if trace.unit is not TraceUnit.REQUEST:
         raise PlacementError(f"parts are of a {trace.unit}, and {format} has requests")
     if format == VLLM_ROUTED:

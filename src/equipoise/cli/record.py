@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.balancer.formats.format_names import FOLDER_FORMAT_NAME, STATISTICS_FORMAT_NAMES
+from equipoise.balancer.formats.format_names import (
+    FOLDER_FORMAT_NAME,
+    ROUTED_FORMAT_NAMES,
+    SGLANG_ROUTED,
+    STATISTICS_FORMAT_NAMES,
+    VLLM_ROUTED,
+)
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
 from equipoise.cli.config import read_config
@@ -49,10 +55,11 @@ OPTIONS = (
     *(RUN[key] for key in ("window_size", "step_interval")),
     Option(key="out", short="-o", kind=kinds.PATH, group=OUTPUT, metavar="DIR|FILE",
            shown_default=REQUIRED,
-           help="write the statistics there: a new or empty folder, or a file"),
+           help="write the recording there: a new or empty folder, or a file"),
     Option(key="format", kind=kinds.NAME, group=OUTPUT, metavar="NAME",
            shown_default=f"as the suffix says, a folder is {FOLDER_FORMAT_NAME}",
-           help=f"format of the statistics: {', '.join(STATISTICS_FORMAT_NAMES)}"),
+           help=f"format of the statistics: {', '.join(STATISTICS_FORMAT_NAMES)}; or the experts "
+           f"of every token, by request: {', '.join(ROUTED_FORMAT_NAMES)}"),
     replace(RUN["quiet"], help="no progress, only the closing line", shown_default="off"),
 )  # fmt: skip
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
@@ -139,6 +146,12 @@ def _check_out(request: RecordRequest) -> None:
 
     if request.out is None:
         raise UsageError("-o is needed: where to write the statistics")
+    if _routed_format(request) is not None:
+        _check_routed_out(request)
+        return
+    names = *STATISTICS_FORMAT_NAMES, *ROUTED_FORMAT_NAMES
+    if request.format is not None and request.format not in names:
+        raise UsageError(f"--format must be one of {', '.join(names)}, got {request.format}")
     with usage_errors("-o"):
         form = statistics_format(request.out, request.format)
     if form.name == FOLDER_FORMAT_NAME:
@@ -152,10 +165,34 @@ def _check_out(request: RecordRequest) -> None:
     probe_file("-o", request.out)
 
 
+def _routed_format(request: RecordRequest) -> str | None:
+    """The format where the experts of every token are asked for; None where counts are."""
+    if request.format is None and request.out is not None:
+        return SGLANG_ROUTED if request.out.suffix.lower() == ".jsonl" else None
+    return request.format if request.format in ROUTED_FORMAT_NAMES else None
+
+
+def _check_routed_out(request: RecordRequest) -> None:
+    form = _routed_format(request)
+    assert request.out is not None
+    if request.run is not None:
+        raise UsageError(f"--run has counts, and {form} the experts of every token: serve instead")
+    if LAUNCHER_VARIABLE in os.environ:
+        raise UsageError(f"{form} is not written under a launcher: start the ranks by --ranks")
+    if form == VLLM_ROUTED:
+        _check_new(request.out)
+        probe_folder("-o", request.out)
+    else:
+        if request.out.suffix.lower() != ".jsonl":
+            raise UsageError(f"-o: {request.out} needs the suffix .jsonl for {form}")
+        check_outputs({}, {"-o": request.out})
+        probe_file("-o", request.out)
+
+
 def _check_new(folder: Path) -> None:
     check_folder("-o", folder)
     if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"-o: {folder} is not empty: statistics need a folder of their own")
+        raise UsageError(f"-o: {folder} is not empty: a recording needs a folder of its own")
 
 
 def _check_needless(request: RecordRequest) -> None:
@@ -192,6 +229,9 @@ def _serve(request: RecordRequest) -> None:
 
     with temporary_folder() as folder:
         _run(request, folder)
+        if (form := _routed_format(request)) is not None:
+            _write_tokens(request, folder, form)
+            return
         statistics = read_statistics(folder)
         _write(request, statistics, request.settings.ranks)
 
@@ -207,11 +247,14 @@ def _serve_one_rank(request: RecordRequest) -> None:
 
 def _run(request: RecordRequest, folder: Path) -> None:
     from equipoise.demo.launcher import record_demo
-    from equipoise.demo.settings import RecordingSettings
+    from equipoise.demo.settings import RecordedContent, RecordingSettings
 
+    tokens = _routed_format(request) is not None
+    content = RecordedContent.TOKENS if tokens else RecordedContent.COUNTS
+    recording = RecordingSettings(folder, _steps(request), content)
     progress = run_progress_for(request.progress)
     try:
-        record_demo(request.settings, RecordingSettings(folder, _steps(request)), progress)
+        record_demo(request.settings, recording, progress)
     finally:
         progress.done()
 
@@ -236,6 +279,24 @@ def _write(request: RecordRequest, statistics: "ExpertStatistics", ranks: int) -
         f"{rows} of {layers} layers of {experts} experts"
     )
     print_written(request.progress, [f"statistics: {place}"])
+
+
+def _write_tokens(request: RecordRequest, folder: Path, form: str) -> None:
+    from equipoise.balancer.formats import write_trace
+    from equipoise.demo.routing_recorder import read_ranks
+    from equipoise.demo.settings import EXPERTS
+
+    assert request.out is not None
+    place = describe_path(request.out)
+    trace = read_ranks(folder, request.settings.ranks, EXPERTS)
+    ensure_folder(request.out.parent)
+    write_trace(request.out, trace, form)
+    requests = f"{trace.tokens:,} tokens of {trace.part_count:,} requests"
+    print(
+        f"{_closing(_steps(request), request.settings.ranks)}: "
+        f"{requests}, {len(trace.layers)} layers of {trace.experts} experts"
+    )
+    print_written(request.progress, [f"routing trace: {place}"])
 
 
 def _closing(steps: IterationRange, ranks: int) -> str:

@@ -28,11 +28,12 @@ from equipoise.demo.model.invariance import check_batch_invariance
 from equipoise.demo.observers import Observers
 from equipoise.demo.placement_file import check_same_placement, read_placement_file
 from equipoise.demo.progress import RunProgress
+from equipoise.demo.routing_recorder import RoutingRecorder
 from equipoise.demo.run_context import RunContext
 from equipoise.demo.run_record import Counts, Rebalance, RunRecord, VariantRecord
 from equipoise.demo.scheduler import DIGEST_BYTES, RequestScheduler, outputs_digest
 from equipoise.demo.serve_loop import PassMeasurements, ServeContext, serve_alone
-from equipoise.demo.settings import RecordingSettings, RunSettings, VariantName
+from equipoise.demo.settings import RecordedContent, RecordingSettings, RunSettings, VariantName
 from equipoise.demo.traffic import Traffic, load_phases
 from equipoise.demo.variant import PassResult, Variant, serve_variant, variants_of_run
 from equipoise.hal import registry
@@ -137,7 +138,7 @@ def record_rank(
     rendezvous: Rendezvous,
     progress: RunProgress,
 ) -> None:
-    """Serve the last variant only, and write what this rank's tokens asked of each expert.
+    """Serve the last variant only, and write what this rank's tokens asked of the experts.
 
     When it returns every rank has written.
 
@@ -148,14 +149,17 @@ def record_rank(
     fabric, where = _connect(settings, rendezvous)
     with _explain_failures(fabric.control, settings):
         run_context = _open_run(settings, fabric, where)
-        recorder = _recorder(run_context, recording)
-        _pass(
-            run_context,
-            variants_of_run(settings, run_context.serving.weights.config.experts)[-1],
-            progress,
-            recorder,
-        )
-        fabric.control.set_operation("the writing of statistics")
+        variant = variants_of_run(settings, run_context.serving.weights.config.experts)[-1]
+        recorder: StatisticsRecorder | RoutingRecorder
+        if recording.content is RecordedContent.TOKENS:
+            recorder = RoutingRecorder(
+                recording.folder, run_context.rank, recording.steps, run_context.weights.config
+            )
+            _pass(replace(run_context, routing=recorder), variant, progress)
+        else:
+            recorder = _recorder(run_context, recording)
+            _pass(run_context, variant, progress, recorder)
+        fabric.control.set_operation("the writing of the recording")
         recorder.close()
         fabric.open("recorded").barrier().result(run_context.serving.deadline)
     _close_run(run_context)

@@ -6,6 +6,7 @@ from equipoise.balancer.experts.placement import ExpertShape, Layout
 from equipoise.demo.grid import Grid
 from equipoise.demo.model import ModelWeights
 from equipoise.demo.observers import Observers
+from equipoise.demo.routing_recorder import RoutingRecorder
 from equipoise.demo.serve_loop import ServeContext
 from equipoise.demo.settings import RunSettings
 from equipoise.demo.traffic import Traffic
@@ -30,6 +31,7 @@ class RunContext:
         traffic: what is served.
         observers: event sinks.
         layout: what was given to be served unchanged, of all layers; None where nothing was.
+        routing: records the experts of every token; None where that is not asked for.
     """
 
     settings: RunSettings
@@ -43,6 +45,7 @@ class RunContext:
     traffic: Traffic
     observers: Observers
     layout: Layout | None
+    routing: RoutingRecorder | None = None
 
     @property
     def layers(self) -> range:

@@ -73,6 +73,14 @@ class RequestScheduler:
         self._running = fresh + self._running
         return Batch(prefill, decode)
 
+    def request_rows(self, batch: Batch) -> list[tuple[int, int, int]]:
+        """Number, rows and rows of the prompt of each request, in the order of the batch."""
+        rows = [len(sequence.tokens) for sequence in batch]
+        return [
+            (flight.request.id, count, 0 if flight.tokens else count)
+            for flight, count in zip(self._running, rows, strict=True)
+        ]
+
     def add_logits(self, batch: Batch, logits: Tensor) -> None:
         """Hand each request its rows of `logits`, float32 [batch.rows, vocabulary]."""
         parts = torch.split(logits, [len(sequence.tokens) for sequence in batch])

@@ -21,6 +21,7 @@ from equipoise.balancer.experts.runtime.events import (
 )
 from equipoise.demo.model import Decoder, KVCache, LocalExperts, ModelWeights, MoeLayer
 from equipoise.demo.progress import RunProgress
+from equipoise.demo.routing_recorder import RoutingRecorder
 from equipoise.demo.run_record import Counts
 from equipoise.demo.scheduler import RequestScheduler, cache_slots
 from equipoise.demo.traffic import Traffic
@@ -52,7 +53,8 @@ class PassMeasurements:
     `rows` int64 [steps, layers]: rows computed here; `experts` int64 [steps, layers, experts]:
     rows that this rank's tokens asked of each expert; `seconds` float64 [steps]. `step` is the one
     that is being counted, and `turn` the forward: one a step, where a step has one. Layers are
-    the model's; this rank's are numbered from `first` on.
+    the model's; this rank's are numbered from `first` on. `routing` records the experts of every
+    token, where that is asked for.
     """
 
     rows: Counts
@@ -61,15 +63,23 @@ class PassMeasurements:
     first: int = 0
     step: int = 0
     turn: int = 0
+    routing: RoutingRecorder | None = None
 
     @staticmethod
-    def sized(steps: int, layers: int, experts: int, first: int = 0) -> "PassMeasurements":
+    def sized(
+        steps: int,
+        layers: int,
+        experts: int,
+        first: int = 0,
+        routing: RoutingRecorder | None = None,
+    ) -> "PassMeasurements":
         """All zeros."""
         return PassMeasurements(
             np.zeros((steps, layers), dtype=np.int64),
             np.zeros((steps, layers, experts), dtype=np.int64),
             np.zeros(steps),
             first,
+            routing=routing,
         )
 
     def count_computed(self, layer: int, rows: int) -> None:
@@ -80,6 +90,8 @@ class PassMeasurements:
         """Tokens of the current step asked for these experts of this rank's layer."""
         experts = self.experts[self.step, self.first + layer]
         experts += np.bincount(expert_ids.cpu().numpy().ravel(), minlength=experts.size)
+        if self.routing is not None:
+            self.routing.add_layer(self.first + layer, expert_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,4 +175,6 @@ class ServeLoop:
         self.serving.compute.synchronize(self.serving.deadline * 2)
         details = {"step": step, "tokens": batch.rows}
         self.events.emit(TraceSpan("step", Track.COMPUTE, began, now(), details))
+        if self.meter.routing is not None:
+            self.meter.routing.end_step(step, self.scheduler.request_rows(batch))
         self.scheduler.add_logits(batch, logits[0].cpu())

@@ -13,6 +13,7 @@ __all__ = [
     "CommitMode",
     "ExchangeForm",
     "Locality",
+    "RecordedContent",
     "RecordingSettings",
     "RoutingRule",
     "RunSettings",
@@ -129,12 +130,22 @@ class RunSettings:
         return self.micro_batches or self.pipeline_ranks
 
 
+class RecordedContent(StrEnum):
+    """What a recording keeps of the routing."""
+
+    COUNTS = "counts"
+    """Rows of every expert, step by step."""
+    TOKENS = "tokens"
+    """The experts of every token, request by request."""
+
+
 @dataclass(frozen=True)
 class RecordingSettings:
-    """What every rank writes of its counts: which steps, into which folder."""
+    """What every rank writes of its routing: of which steps, into which folder."""
 
     folder: Path
     steps: IterationRange
+    content: RecordedContent = RecordedContent.COUNTS
 
 
 def available_variants(run: RunSettings) -> tuple[VariantName, ...]:

@@ -209,7 +209,9 @@ def _loop(
 ) -> tuple[PassMeasurements, dict[int, bytes]]:
     shape, layers = balancer.shape, run_context.layers
     total = run_context.weights.config.layers
-    meter = PassMeasurements.sized(run_context.traffic.steps, total, shape.experts, layers.start)
+    meter = PassMeasurements.sized(
+        run_context.traffic.steps, total, shape.experts, layers.start, run_context.routing
+    )
     experts = run_context.stage_fabric.open(f"{variant.name}.experts")
     moe = ExpertParallel(
         balancer.router,

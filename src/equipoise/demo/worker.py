@@ -19,6 +19,7 @@ from equipoise.demo.settings import (
     CommitMode,
     ExchangeForm,
     Locality,
+    RecordedContent,
     RecordingSettings,
     RoutingRule,
     RunSettings,
@@ -91,15 +92,16 @@ def _text_of(path: Path | None) -> str | None:
 
 
 def _fields_of(recording: RecordingSettings | None) -> list[str] | None:
-    return None if recording is None else [str(recording.folder), str(recording.steps)]
+    if recording is None:
+        return None
+    return [str(recording.folder), str(recording.steps), str(recording.content)]
 
 
 def _recording_of(fields: list[str] | None) -> RecordingSettings | None:
-    return (
-        None
-        if fields is None
-        else RecordingSettings(Path(fields[0]), IterationRange.parse(fields[1]))
-    )
+    if fields is None:
+        return None
+    folder, steps, content = fields
+    return RecordingSettings(Path(folder), IterationRange.parse(steps), RecordedContent(content))
 
 
 class LauncherPipe:

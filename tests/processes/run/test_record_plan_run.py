@@ -15,7 +15,12 @@ import pytest
 from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import placement_files as given
 
-from equipoise.balancer.formats import IterationRange, read_statistics
+from equipoise.balancer.formats import (
+    IterationRange,
+    RoutingTrace,
+    read_statistics,
+    read_trace,
+)
 from equipoise.cli.main import main
 
 pytestmark = pytest.mark.timeout(900)
@@ -49,6 +54,18 @@ def recorded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("loop")
     call(folder, "record", *TRAFFIC, "-o", "recorded")
     return folder / "recorded"
+
+
+def test_recorded_tokens_sum_to_recorded_counts(tmp_path: Path, recorded_folder: Path) -> None:
+    """The same traffic on another number of ranks: routing does not depend on the batch."""
+    traffic = (*TRAFFIC[:-1], "4")
+    call(tmp_path, "record", *traffic, "--format", "vllm-routed", "-o", "tokens")
+    trace = read_trace(tmp_path / "tokens")
+    assert isinstance(trace, RoutingTrace)
+    counts = read_statistics(recorded_folder).counts.sum(axis=0)
+    ids = np.concatenate([part.ids for part in trace.parts()])
+    for layer in range(counts.shape[0]):
+        assert np.array_equal(np.bincount(ids[:, layer].ravel(), minlength=32), counts[layer])
 
 
 def test_record_plan_run_and_report_agree(tmp_path: Path, recorded_folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats import IterationRange, StatisticsRecorder
@@ -14,9 +15,18 @@ from equipoise.cli.record import BY_KEY, RecordRequest, resolve_record_request
 from equipoise.cli.run_options import MOVES, PLANS, WATCHING
 from equipoise.cli.run_options import OPTIONS as RUN_OPTIONS
 from equipoise.demo import launcher
+from equipoise.demo.model import ModelConfig
 from equipoise.demo.progress import RunProgress
+from equipoise.demo.routing_recorder import RoutingRecorder
 from equipoise.demo.run_record import save_record
-from equipoise.demo.settings import EXPERTS, LAYERS, Balance, RecordingSettings, RunSettings
+from equipoise.demo.settings import (
+    EXPERTS,
+    LAYERS,
+    Balance,
+    RecordedContent,
+    RecordingSettings,
+    RunSettings,
+)
 from equipoise.hal.errors import RankLost
 
 Launches = list[tuple[RunSettings, RecordingSettings]]
@@ -24,6 +34,23 @@ Launches = list[tuple[RunSettings, RecordingSettings]]
 
 def rows(step: int, rank: int) -> np.ndarray[Any, Any]:
     return np.arange(LAYERS * EXPERTS).reshape(LAYERS, EXPERTS) + 100 * step + rank
+
+
+def token_ids(step: int, request: int) -> np.ndarray[Any, Any]:
+    """(1, layers, 4), another for each token."""
+    first = 7 * step + request + np.arange(LAYERS)[:, None]
+    return ((first + np.arange(4)) % EXPERTS)[None]
+
+
+def record_tokens(settings: RunSettings, recording: RecordingSettings) -> None:
+    """Each rank has one request, of one token a step, whose first is a prompt."""
+    for rank in range(settings.ranks):
+        recorder = RoutingRecorder(recording.folder, rank, recording.steps, ModelConfig())
+        for step in range(settings.steps):
+            for layer in range(LAYERS):
+                recorder.add_layer(layer, torch.from_numpy(token_ids(step, rank)[:, layer]))
+            recorder.end_step(step, [(rank, 1, int(step == 0))])
+        recorder.close()
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +63,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     ) -> None:
         launches_seen.append((settings, recording))
         progress.variant("unbalanced", settings.steps)
+        if recording.content is RecordedContent.TOKENS:
+            record_tokens(settings, recording)
+            return
         for rank in range(settings.ranks):
             one = StatisticsRecorder(
                 recording.folder,
@@ -104,7 +134,48 @@ def test_record_passes_balancing_options(equipoise: Callable[..., Any], launches
     assert (settings.balance, settings.shares, settings.slots) == (Balance.ON, "lagged", 36)
 
 
-@pytest.mark.parametrize("out", ["new/rec", "new/counts.csv"])
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [(("--format", "vllm-routed", "-o", "new/rec"), "new/rec"), (("-o", "rec.jsonl"), "rec.jsonl")],
+)
+def test_record_writes_experts_of_every_token(
+    equipoise: Callable[..., Any], arguments: tuple[str, ...], path: str
+) -> None:
+    answer = equipoise("record", "--ranks", "2", "--steps", "4", *arguments)
+    assert answer.code == 0, answer.err
+    trace = formats.read_trace(path)
+    assert isinstance(trace, formats.RoutingTrace)
+    for request, part in enumerate(trace.parts()):
+        ids = np.concatenate([token_ids(step, request) for step in range(4)])
+        assert np.array_equal(part.ids, ids)
+        assert part.prompt_tokens == 1
+    assert answer.out == (
+        "recorded steps 0 to 3 on 2 ranks: 8 tokens of 2 requests, 6 layers of 32 experts\n"
+    )
+    assert answer.err.splitlines()[-1].startswith(f"routing trace: {path}")
+
+
+def test_record_of_tokens_keeps_only_steps_of_range(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("record", "--ranks", "2", "--steps", "4", "--range", "1-3", "-o", "a.jsonl")
+    assert answer.code == 0, answer.err
+    trace = formats.read_trace("a.jsonl")
+    assert isinstance(trace, formats.RoutingTrace)
+    for request, part in enumerate(trace.parts()):
+        assert np.array_equal(part.ids[0], token_ids(1, request)[0])
+        assert (len(part.ids), part.prompt_tokens) == (2, 0)
+
+
+def test_record_of_tokens_is_refused_under_launcher(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    answer = equipoise("record", "--ranks", "2", "-o", "a.jsonl")
+    assert answer.code == 2
+    assert "sglang-routed is not written under a launcher: start the ranks by --ranks" in answer.err
+
+
+@pytest.mark.parametrize("out", ["new/rec", "new/counts.csv", "new/a.jsonl"])
 def test_record_rejects_uncreatable_output_before_start(
     equipoise: Callable[..., Any], launches: Launches, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
@@ -159,7 +230,22 @@ BAD = {
     "one number": (("-o", "rec", "--range", "5"), "expected START-STOP"),
     "a folder with something in it": (("-o", "full"), "-o: full is not empty"),
     "a file as folder": (("-o", "file"), "-o: file is not a folder"),
-    "an unknown format": (("-o", "rec", "--format", "abacus"), "abacus"),
+    "an unknown format": (
+        ("-o", "rec", "--format", "abacus"),
+        "sglang-routed, got abacus",
+    ),
+    "tokens of a finished run": (
+        ("-o", "a.jsonl", "--run", "done"),
+        "--run has counts, and sglang-routed the experts of every token",
+    ),
+    "tokens in a folder with something in it": (
+        ("-o", "full", "--format", "vllm-routed"),
+        "-o: full is not empty",
+    ),
+    "tokens in a file of another kind": (
+        ("-o", "a.json", "--format", "sglang-routed"),
+        "-o: a.json needs the suffix .jsonl for sglang-routed",
+    ),
     "a suffix that nobody writes": (("-o", "rec.pt"), "-o: rec.pt: "),
     "no rank": (("-o", "rec", "--ranks", "0"), "--ranks must be at least 1"),
     "no step": (("-o", "rec", "--steps", "0"), "--steps must be at least 1"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
@@ -27,6 +28,16 @@ from equipoise.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 TORCH_IMPORT_ERROR = 'raise ImportError("libcudart.so.13: cannot open shared object file")\n'
+READING = """
+import sys
+sys.modules["torch"] = None
+from equipoise.balancer.formats import RoutingTrace, read_trace
+for path in sys.argv[1:]:
+    trace = read_trace(path)
+    for part in trace.parts() if isinstance(trace, RoutingTrace) else trace.blocks(1 << 20):
+        pass
+    print(path)
+"""
 SHAPE = ("--ranks", "4", "--slots", "12")
 COMMANDS = {
     "plan": ("plan", "counts.npy", *SHAPE, "-o", "new.json"),
@@ -141,3 +152,14 @@ def test_doctor_reports_missing_torch() -> None:
     completed = without_torch("doctor")
     assert completed.returncode == 1, completed.stderr
     assert "MISSING: torch is missing: install it" in completed.stdout
+
+
+def test_routing_traces_are_read_without_torch() -> None:
+    traces = sorted(
+        str(path) for path in (ROOT / "tests/data/traces").iterdir() if path.suffix != ".md"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", READING, *traces, "counts.npy"],
+        capture_output=True, text=True, timeout=BOUND, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [*traces, "counts.npy"], done.stderr

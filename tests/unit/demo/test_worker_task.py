@@ -5,6 +5,7 @@ import pytest
 from equipoise.balancer.formats import IterationRange
 from equipoise.demo.settings import (
     Balance,
+    RecordedContent,
     RecordingSettings,
     RoutingRule,
     RunSettings,
@@ -15,7 +16,14 @@ from equipoise.demo.worker import RankTask
 
 
 @pytest.mark.parametrize("placement", [None, Path("p ü.json")])
-@pytest.mark.parametrize("recording", [None, RecordingSettings(Path("a b"), IterationRange(3, 9))])
+@pytest.mark.parametrize(
+    "recording",
+    [
+        None,
+        RecordingSettings(Path("a b"), IterationRange(3, 9)),
+        RecordingSettings(Path("a b"), IterationRange(3, 9), RecordedContent.TOKENS),
+    ],
+)
 def test_worker_task_round_trips_through_json_line(
     placement: Path | None, recording: RecordingSettings | None
 ) -> None:

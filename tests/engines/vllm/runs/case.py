@@ -9,6 +9,9 @@ from typing import Any, Literal
 from vllm_cpu.faults import Fault
 from vllm_cpu.missing_features import Hole
 
+ROUTED_FOLDER, RESPONSES_FILE = "routed", "responses.jsonl"
+"""In the folder of a case, where the engine returns routed experts: an .npy for each prompt, and
+the server's responses."""
 Front = Literal["offline", "server", "proxied"]
 COMMON: Mapping[str, Any] = {
     "dtype": "float32",

@@ -2,13 +2,15 @@
 
 import gc
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from engines.vllm.runs.case import Answers, Case
+import numpy as np
+from engines.vllm.runs.case import ROUTED_FOLDER, Answers, Case
 from engines.vllm.runs.process_cleanup import end_with_parent
-from vllm import LLM, SamplingParams
+from vllm import LLM, RequestOutput, SamplingParams
 
 
 def generate(case: Case) -> Answers:
@@ -22,8 +24,18 @@ def generate(case: Case) -> Answers:
     for _ in range(case.rounds):
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
         rounds.append([list(output.outputs[0].token_ids) for output in outputs])
+        write_routed_experts(outputs, Path(ROUTED_FOLDER))
     rpc_results = {name: engine.collective_rpc(name) for name in case.asks}
     return Answers(rounds, rpc_results)
+
+
+def write_routed_experts(outputs: Sequence[RequestOutput], folder: Path) -> None:
+    """Save the experts of each request, where the engine returns them, as a user would."""
+    for number, output in enumerate(outputs):
+        ids = output.outputs[0].routed_experts
+        if ids is not None:
+            folder.mkdir(exist_ok=True)
+            np.save(folder / f"{number}.npy", ids)
 
 
 def prepare_to_fork() -> None:

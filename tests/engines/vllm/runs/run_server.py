@@ -11,7 +11,7 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from engines.vllm.runs.case import Answers, Case
+from engines.vllm.runs.case import RESPONSES_FILE, Answers, Case
 from engines.vllm.runs.process_cleanup import end_with_parent
 from helpers.processes.ports import free_port
 
@@ -43,6 +43,9 @@ def serve_and_ask(case: Case) -> Answers:
     """All rounds; the prompts of one are asked at the same time."""
     with server(case) as port:
         rounds = ask_all(port, case)
+        if case.engine.get("enable_return_routed_experts"):
+            lines = [ask_whole(port, case, number) for number in range(len(case.prompts))]
+            Path(RESPONSES_FILE).write_text("".join(lines), encoding="utf-8")
         return Answers(rounds, metrics=get(port, "/metrics")[1])
 
 
@@ -83,6 +86,18 @@ def ask(port: int, case: Case, number: int) -> list[int]:
         text = json.dumps(body | {"return_token_ids": True})
         connection.request("POST", "/v1/completions", text, headers)
         return list(_tokens_of_stream(connection.getresponse()))
+    finally:
+        connection.close()
+
+
+def ask_whole(port: int, case: Case, number: int) -> str:
+    """One answer that is not streamed, as a line of JSON."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    body = {"model": case.model, "prompt": case.prompts[number], "max_tokens": case.tokens}
+    try:
+        text = json.dumps(body | {"temperature": 0.0, "ignore_eos": True})
+        connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
+        return json.dumps(json.load(connection.getresponse())) + "\n"
     finally:
         connection.close()
 

@@ -8,7 +8,9 @@ import pytest
 from helpers.paths import ROOT
 from safetensors.numpy import save_file
 
+from equipoise.balancer.formats.format_names import TRACE_FORMAT_NAMES
 from equipoise.balancer.formats.registry import PLACEMENT_FORMATS, STATISTICS_FORMATS
+from equipoise.balancer.formats.trace_reading import TRACE_FORMATS
 
 PAGE = ROOT / "docs" / "formats.md"
 ROW = re.compile(r"^\| `([a-z-]+)` \|(.*)\|$", re.MULTILINE)
@@ -26,6 +28,13 @@ def test_formats_page_lists_exactly_the_known_formats() -> None:
         assert sorted(row_match[1] for row_match in ROW.finditer(part)) == sorted(
             known_format.name for known_format in known_formats
         )
+
+
+def test_formats_page_lists_exactly_the_trace_formats() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    part = text.partition("## Routing traces")[2].partition("## ")[0]
+    assert [row_match[1] for row_match in ROW.finditer(part)] == list(TRACE_FORMATS)
+    assert tuple(TRACE_FORMATS) == TRACE_FORMAT_NAMES
 
 
 def test_formats_page_names_every_suffix_and_mark() -> None:
