@@ -199,7 +199,8 @@ def default_sub_window(window: int, interval: int) -> int:
 class BalancerConfig:
     """Configuration of an engine: intervals, bounds and modes.
 
-    The defaults of window and interval are vLLM's.
+    The defaults of window and interval are short, because a plan that nothing needs moves nothing:
+    engines that plan anew every time take 1,000 steps and more (docs/design/replay.md).
 
     Attributes:
         name: distinguishes the votes of several engines on one control plane;
@@ -234,8 +235,8 @@ class BalancerConfig:
 
     name: str = ""
     shares: ShareMode | None = None
-    window_size: int = 1000
-    step_interval: int = 3000
+    window_size: int = 128
+    step_interval: int = 256
     sub_window: int = 0
     step_offset: int = 0
     locality: Locality = Locality.ANY

@@ -334,7 +334,7 @@ def test_default_sub_window_divides_window_and_interval(window: int, interval: i
     assert config.sub_window == default_sub_window(window, np.gcd(window, interval))
 
 
-def test_defaults_of_configuration_are_those_of_vllm() -> None:
+def test_default_cadence_is_short_and_shares_are_open() -> None:
     config = equipoise.BalancerConfig()
-    assert (config.window_size, config.step_interval, config.sub_window) == (1000, 3000, 250)
+    assert (config.window_size, config.step_interval, config.sub_window) == (128, 256, 32)
     assert config.shares is None
