@@ -1,5 +1,6 @@
 """What replay has to know of an engine's balancer: its plans, its dispatch and its cadence."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -7,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.placement import ExpertShape, Load, Placement
+from equipoise.balancer.experts.placement import ExpertShape, Load, Placement, initial_placement
 
 Ids = npt.NDArray[np.int32]
 """(tokens, top_k): experts that tokens chose, or slots that they are sent to; -1 for none."""
@@ -97,6 +98,9 @@ class Cadence:
         layers_per_step: layers that take their new weights in a step; None for all at once.
         blocking: whether serving pauses while weights move.
         source: where these defaults stand.
+        delay: steps after a plan in which no layer takes its weights; the next step's end is the
+            first at which one does.
+        interval_per_layer: steps that every layer of the model adds to `interval`.
     """
 
     window: int
@@ -105,6 +109,8 @@ class Cadence:
     layers_per_step: int | None
     blocking: bool
     source: str
+    delay: int = 0
+    interval_per_layer: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,8 @@ class EngineModel:
         planner: its default policy.
         rules: dispatch rules by name; the first is the engine's default.
         policies: further policies by name.
+        initial: the placement that it begins with; raises `PlacementError` for a shape that the
+            engine refuses.
     """
 
     name: str
@@ -126,3 +134,4 @@ class EngineModel:
     planner: Planner
     rules: tuple[DispatchRule, ...]
     policies: dict[str, Planner] = field(default_factory=dict)
+    initial: Callable[[ExpertShape], Placement] = initial_placement
