@@ -19,7 +19,7 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_TARGET_DEVICE": "cpu",
 }
-IMPORTED = "groups", "planners", "compatibility", "stages"
+IMPORTED = "groups", "planners", "compatibility", "stages", "replay_cases"
 """Of `vllm_ascend_cpu`; the first has the stand-ins that vllm-ascend is imported over."""
 
 

@@ -8,12 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.placement import (
-    ExpertShape,
-    Load,
-    Placement,
-    initial_placement,
-)
+from equipoise.balancer.experts.placement import ExpertShape, Load, Placement, initial_placement
 
 Ids = npt.NDArray[np.int32]
 """(tokens, top_k): experts that tokens chose, or slots that they are sent to; -1 for none."""
@@ -132,7 +127,8 @@ class EngineModel:
         planner: its default policy.
         rules: dispatch rules by name; the first is the engine's default.
         policies: further policies by name.
-        initial: the placement that it starts with.
+        initial: the placement that it begins with; raises `PlacementError` for a shape that the
+            engine refuses.
     """
 
     name: str

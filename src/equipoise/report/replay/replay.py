@@ -165,7 +165,10 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
     players: list[Player] = []
     for candidate in candidates(inputs):
         price = inputs.price(inputs.batch(candidate.shape.slots))
-        players.append(Player(candidate, price, inputs.source.every, inputs.transfers))
+        try:
+            players.append(Player(candidate, price, inputs.source.every, inputs.transfers))
+        except PlacementError as error:
+            refusals.append(Refusal(candidate.name, candidate.shape.slots, str(error)))
     rows = steps = 0
     for block in inputs.source.blocks():
         for player in list(players):
