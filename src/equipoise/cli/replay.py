@@ -17,6 +17,7 @@ from equipoise.cli.offline import (
     print_written,
     request_values,
     usage_errors,
+    warn,
 )
 from equipoise.cli.option import Option
 from equipoise.cli.progress import part_progress_for
@@ -291,7 +292,11 @@ def _write(request: ReplayRequest, result: "Replay", command: str) -> None:
         text = json.dumps(about | to_json(result), allow_nan=False)
         print_written(request.progress, [f"figures: {write_file(request.json, text)}"])
     if request.html is not None:
-        from equipoise.report.replay.html import page
+        from equipoise.report.replay.html import render_html
+        from equipoise.report.svg import PlotsMissing
 
-        place = write_file(request.html, page(result, command))
-        print_written(request.progress, [f"page: {place}"])
+        try:
+            place = write_file(request.html, render_html(result, about))
+            print_written(request.progress, [f"page: {place}"])
+        except PlotsMissing as missing:
+            warn(f"no page: {missing}")

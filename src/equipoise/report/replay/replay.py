@@ -127,6 +127,7 @@ class Replay:
         refusals: of what could not.
         steps: that were replayed.
         rows: of a layer in a step, over all ranks, mean.
+        expert_rows: int64 (layers, experts), rows summed over steps.
         steps_in_seconds: whether times are of whole steps in seconds.
         times_in_seconds: whether they are seconds at all, of whole steps or of experts alone.
         price: what the time of a step rests on, for people.
@@ -137,6 +138,7 @@ class Replay:
     refusals: tuple[Refusal, ...]
     steps: int
     rows: float
+    expert_rows: npt.NDArray[np.int64]
     steps_in_seconds: bool
     times_in_seconds: bool
     price: str
@@ -168,8 +170,9 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
     for candidate in candidates(inputs):
         batches[candidate.shape.slots] = _batch(inputs, candidate.shape.slots)
         players.append(_player(candidate, inputs, batches[candidate.shape.slots]))
-    rows = steps = 0
-    for block in inputs.source.blocks():
+    source, steps = inputs.source, 0
+    rows = np.zeros((len(source.layers), source.experts), np.int64)
+    for block in source.blocks():
         for player in list(players):
             try:
                 player.play(block)
@@ -178,7 +181,7 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
                 refusals.append(Refusal(one.name, one.shape.slots, str(error)))
                 players.remove(player)
         steps += len(block)
-        rows += int(block.counts.sum(dtype=np.int64))
+        rows += block.counts.sum(axis=0, dtype=np.int64)
         on_step(steps)
     if not steps:
         raise PlacementError("the trace has no steps")
@@ -207,7 +210,11 @@ def _batch(inputs: ReplayInputs, slots: int) -> float:
 
 
 def _result(
-    inputs: ReplayInputs, players: list[Player], refusals: list[Refusal], steps: int, rows: int
+    inputs: ReplayInputs,
+    players: list[Player],
+    refusals: list[Refusal],
+    steps: int,
+    rows: npt.NDArray[np.int64],
 ) -> Replay:
     price = inputs.price(1.0)
     found = players[0].measured
@@ -218,7 +225,8 @@ def _result(
         outcomes,
         tuple(refusals),
         steps,
-        rows / steps / len(inputs.source.layers),
+        float(rows.sum()) / steps / len(inputs.source.layers),
+        rows,
         inputs.step_seconds is not None,
         inputs.step_seconds is not None or price.in_seconds,
         price.source,
