@@ -225,10 +225,19 @@ def _inputs(request: ReplayRequest) -> "ReplayInputs":
         dead_zone=_dead_zone(request),
         kv_cache=_kv_cache(request),
     )
+    _check_room(inputs)
     slots = request.slots or (inputs.least_slots + ranks,)
     for one in slots:
         _check_slots(one, source.experts, ranks)
     return replace(inputs, slots=slots)
+
+
+def _check_room(inputs: "ReplayInputs") -> None:
+    """Raises UsageError where not even the fewest slots leave any KV cache."""
+    weights = inputs.weight_bytes(inputs.least_slots)
+    if inputs.kv_cache is not None and weights is not None:
+        with usage_errors():
+            inputs.kv_cache.check_room(weights, "--memory")
 
 
 def _check_slots(slots: int, experts: int, ranks: int) -> None:

@@ -26,6 +26,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, An
     counts = draw.poisson(5 * np.arange(EXPERTS), (STEPS, LAYERS, EXPERTS)).astype(np.int32)
     np.save("counts.npy", counts)
     Path("text.npy").write_text("no counts")
+    np.save("zero.npy", np.zeros_like(counts))
     made: np.ndarray[Any, Any] = counts
     return made
 
@@ -35,6 +36,7 @@ BAD = {
     "no number of ranks": (("counts.npy", *OURS), "--ranks is needed"),
     "a missing file": (("none.npy", "--ranks", "4", *OURS), "none.npy: cannot be read"),
     "a file that is no trace": (("text.npy", "--ranks", "4", *OURS), "text.npy: array: not an npy"),
+    "a trace without rows": (("zero.npy", "--ranks", "4", *OURS), "the trace has no rows"),
     "slots that ranks do not divide": (
         ("counts.npy", "--ranks", "4", "--slots", "12,13", *OURS),
         "--slots 13 is not divisible by 4 ranks",
@@ -54,6 +56,10 @@ BAD = {
     "memory without an expert": (
         ("counts.npy", "--ranks", "4", *MEMORY, *OURS),
         "--memory needs --expert-bytes, or --hidden and --intermediate",
+    ),
+    "memory that experts fill": (
+        ("counts.npy", "--ranks", "4", *MEMORY, "--expert-bytes", "2MiB", *OURS),
+        "8.0 MiB of a rank leave no KV cache beside its expert weights, 8.0 MiB",
     ),
     "a context without memory": (
         ("counts.npy", "--ranks", "4", "--context-tokens", "9", *OURS),

@@ -161,8 +161,8 @@ def no_progress(steps: int) -> None:
 def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
     """Plays the trace to all candidates at once: it is read a single time.
 
-    Raises `FormatError` for what is wrong with the trace, `PlacementError` where not even experts
-    in their order can be served.
+    Raises `FormatError` for what is wrong with the trace, `PlacementError` where there are no
+    steps or no rows in it.
     """
     refusals: list[Refusal] = []
     players: list[Player] = []
@@ -185,6 +185,8 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
         on_step(steps)
     if not steps:
         raise PlacementError("the trace has no steps")
+    if not rows.any():
+        raise PlacementError("the trace has no rows: there is nothing to balance")
     return _result(inputs, players, refusals, steps, rows)
 
 
