@@ -30,6 +30,7 @@ from equipoise.cli.offline import (
     print_written,
     request_values,
     usage_errors,
+    warn,
 )
 from equipoise.cli.option import Option
 from equipoise.cli.progress import part_progress_for
@@ -194,10 +195,19 @@ def _inputs(request: ReplayRequest) -> "ReplayInputs":
         kv_cache=kv_cache_of(request, hardware),
         kv_usage=1.0 if request.kv_usage is None else request.kv_usage,
     )
+    _check_room(inputs)
     slots = request.slots or (inputs.least_slots + ranks,)
     for one in slots:
         check_slots(one, source.experts, ranks)
     return replace(inputs, slots=slots)
+
+
+def _check_room(inputs: "ReplayInputs") -> None:
+    """Raises UsageError where not even the fewest slots leave any KV cache."""
+    weights = inputs.weight_bytes(inputs.least_slots)
+    if inputs.kv_cache is not None and weights is not None:
+        with usage_errors():
+            inputs.kv_cache.check_room(weights, "--memory")
 
 
 def _source(request: ReplayRequest) -> "StepSource":
@@ -237,7 +247,11 @@ def _write(request: ReplayRequest, result: "Replay", command: str) -> None:
         text = json.dumps(about | to_json(result), allow_nan=False)
         print_written(request.progress, [f"figures: {write_file(request.json, text)}"])
     if request.html is not None:
-        from equipoise.report.replay.html import page
+        from equipoise.report.replay.html import render_html
+        from equipoise.report.svg import PlotsMissing
 
-        place = write_file(request.html, page(result, command))
-        print_written(request.progress, [f"page: {place}"])
+        try:
+            place = write_file(request.html, render_html(result, about))
+            print_written(request.progress, [f"page: {place}"])
+        except PlotsMissing as missing:
+            warn(f"no page: {missing}")

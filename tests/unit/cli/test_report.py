@@ -153,7 +153,7 @@ def test_report_without_matplotlib_prints_table_and_warns(
     def missing(*_: object) -> str:
         raise svg.PlotsMissing("matplotlib is missing")
 
-    monkeypatch.setattr("equipoise.report.placement.comparison_html.draw", missing)
+    monkeypatch.setattr("equipoise.report.placement.heat_maps.draw", missing)
     answer = equipoise("report", "recorded", "--html", "r.html")
     assert answer.code == 0
     assert answer.err == "equipoise: warning: no page: matplotlib is missing\n"

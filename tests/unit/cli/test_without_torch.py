@@ -44,9 +44,12 @@ COMMANDS = {
     "report": ("report", "counts.npy", "--placement", "map.json", "--html", "report.html"),
     "convert": ("convert", "map.json", "map.yaml"),
     "advise": ("advise", "counts.npy", "--ranks", "4"),
+    "replay": (
+        "replay", "counts.npy", "--ranks", "4", "--engine", "equipoise", "--html", "replay.html",
+    ),
     "simulate": ("simulate", "--workload", "prop", "--workers", "2", "--requests", "40"),
     "route-report": ("route-report", "log"),
-}
+}  # fmt: skip
 SERVERS = (
     (
         ("route", "--workers", "http://127.0.0.1:9", "--slots", "1", "--port", "0"),

@@ -13,7 +13,10 @@ PAGES = sorted(
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     if path.name != "cli.md"  # its first block is a list of commands with their meaning
 )
-UNCOMMENTED = re.compile(r"^\s*(\$ )?equipoise [^#]*\S {2,}[^#\s\\]")
+# The candidates of `equipoise replay` begin with the same word, as in "equipoise static".
+UNCOMMENTED = re.compile(
+    r"^\s*(\$ )?equipoise (?!(static|lagged|local|node|exact) )[^#]*\S {2,}[^#\s\\]"
+)
 SERVE = re.compile(r"^vllm serve (?:.*\\\n)*.*$", re.MULTILINE)
 FOLDER = re.compile(r"`([a-z_/]+)/`")
 LISTED_BELOW = ("backends", "balancer", "src/equipoise")

@@ -1,89 +1,25 @@
 """The HTML page of `equipoise report`, with heat maps of ranks and experts."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equipoise import __version__
-from equipoise.report import plot_helpers
 from equipoise.report.page import CSS, card_section, escape_html, facts, table
 from equipoise.report.placement.comparison import FIGURES, Comparison
-from equipoise.report.placement.spread import LoadSpread, Reals
+from equipoise.report.placement.heat_maps import expert_heat_map, rank_heat_map
+from equipoise.report.placement.spread import LoadSpread
 from equipoise.report.run.metrics import relative_load
-from equipoise.report.svg import DIVERGING, SEQUENTIAL, Picture, draw
+from equipoise.report.svg import Picture
 from equipoise.report.text import format_number, pluralize
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-MIN_SCALE_TOP = 1.2
-"""The scale ends there or above: what is nearly even should look so."""
-SCALE_PERCENTILE = 99.5
-"""Per cent of the experts that the scale holds: a few wild ones would wash out all others."""
 
 
 def heat_maps(comparison: Comparison) -> tuple[Picture, ...]:
     """Raises PlotsMissing without matplotlib."""
-    return rank_heat_map(comparison), expert_heat_map(comparison)
-
-
-def rank_heat_map(comparison: Comparison) -> Picture:
-    """Rows / mean of every rank by layer, in each way, on one scale."""
-    loads = [relative_load(layout.rank_rows) for layout in comparison.layouts]
-    top = max(MIN_SCALE_TOP, *(float(np.nanmax(load)) for load in loads))
-
-    def paint(figure: "Figure") -> None:
-        from matplotlib.colors import TwoSlopeNorm
-
-        axes = figure.subplots(len(loads), 1, squeeze=False)[:, 0]
-        for axis, layout, load in zip(axes, comparison.layouts, loads, strict=True):
-            norm = TwoSlopeNorm(vmin=0.0, vcenter=1.0, vmax=top)
-            _image(axis, load, cmap=plot_helpers.colour_map(DIVERGING), norm=norm)
-            axis.set_title(layout.name, pad=6)
-            _names(axis, comparison, "destination rank")
-        plot_helpers.colour_bar(figure, list(axes), "rows of the rank / mean over ranks")
-
-    return Picture(
-        "Rows by layer and destination rank",
-        "All windows summed. Red makes the others wait, blue waits.",
-        draw("ranks", 0.8 + 3.2 * len(loads), paint),
-    )
-
-
-def expert_heat_map(comparison: Comparison) -> Picture:
-    """Rows / mean of every expert by layer."""
-    load = relative_load(comparison.statistics.counts.sum(axis=0))
-    top = max(1.0, float(np.nanpercentile(load, SCALE_PERCENTILE)))
-
-    def paint(figure: "Figure") -> None:
-        axis = figure.subplots()
-        _image(axis, load, cmap=plot_helpers.colour_map(SEQUENTIAL), vmin=0.0, vmax=top)
-        _names(axis, comparison, "expert")
-        plot_helpers.colour_bar(figure, [axis], "rows of the expert / mean over experts")
-
-    return Picture(
-        "Rows by layer and expert",
-        "All windows summed. What is dark here is what copies are for.",
-        draw("experts", 4.0, paint),
-    )
-
-
-def _image(axis: "Axes", load: Reals, **look: object) -> None:
-    rows, columns = load.shape
-    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-    axis.imshow(load, aspect="auto", interpolation="nearest", extent=extent, **look)  # type: ignore[arg-type]
-    plot_helpers.hide_spines(axis)
-
-
-def _names(axis: "Axes", comparison: Comparison, across: str) -> None:
-    layers = comparison.statistics.layers
-    places = range(0, len(layers), -(-len(layers) // 12))
-    axis.set_yticks(list(places), [str(layers[place]) for place in places])
-    axis.set_ylabel("layer")
-    axis.set_xlabel(across)
-    axis.locator_params(axis="x", integer=True)
+    layers, summed = comparison.statistics.layers, "All windows summed."
+    ranks = {layout.name: relative_load(layout.rank_rows) for layout in comparison.layouts}
+    experts = relative_load(comparison.statistics.counts.sum(axis=0))
+    return rank_heat_map(layers, ranks, summed), expert_heat_map(layers, experts, summed)
 
 
 SHAPES = ",.1f", ",.1f", ".4f"

@@ -126,6 +126,7 @@ class Replay:
         refusals: of what could not.
         steps: that were replayed.
         rows: of a layer in a step, over all ranks, mean.
+        expert_rows: int64 (layers, experts), rows summed over steps.
         steps_in_seconds: whether times are of whole steps in seconds.
         times_in_seconds: whether they are seconds at all, of whole steps or of experts alone.
         price: what the time of a step rests on, for people.
@@ -136,6 +137,7 @@ class Replay:
     refusals: tuple[Refusal, ...]
     steps: int
     rows: float
+    expert_rows: npt.NDArray[np.int64]
     steps_in_seconds: bool
     times_in_seconds: bool
     price: str
@@ -158,8 +160,8 @@ def no_progress(steps: int) -> None:
 def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
     """Plays the trace to all candidates at once: it is read a single time.
 
-    Raises `FormatError` for what is wrong with the trace, `PlacementError` where not even experts
-    in their order can be served.
+    Raises `FormatError` for what is wrong with the trace, `PlacementError` where there are no
+    steps or no rows in it.
     """
     refusals: list[Refusal] = []
     players: list[Player] = []
@@ -169,8 +171,9 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
             players.append(Player(candidate, price, inputs.source.every, inputs.transfers))
         except PlacementError as error:
             refusals.append(Refusal(candidate.name, candidate.shape.slots, str(error)))
-    rows = steps = 0
-    for block in inputs.source.blocks():
+    source, steps = inputs.source, 0
+    rows = np.zeros((len(source.layers), source.experts), np.int64)
+    for block in source.blocks():
         for player in list(players):
             try:
                 player.play(block)
@@ -179,15 +182,21 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
                 refusals.append(Refusal(one.name, one.shape.slots, str(error)))
                 players.remove(player)
         steps += len(block)
-        rows += int(block.counts.sum(dtype=np.int64))
+        rows += block.counts.sum(axis=0, dtype=np.int64)
         on_step(steps)
     if not steps:
         raise PlacementError("the trace has no steps")
+    if not rows.any():
+        raise PlacementError("the trace has no rows: there is nothing to balance")
     return _result(inputs, players, refusals, steps, rows)
 
 
 def _result(
-    inputs: ReplayInputs, players: list[Player], refusals: list[Refusal], steps: int, rows: int
+    inputs: ReplayInputs,
+    players: list[Player],
+    refusals: list[Refusal],
+    steps: int,
+    rows: npt.NDArray[np.int64],
 ) -> Replay:
     price = inputs.price(1.0)
     found = players[0].measured
@@ -198,7 +207,8 @@ def _result(
         outcomes,
         tuple(refusals),
         steps,
-        rows / steps / len(inputs.source.layers),
+        float(rows.sum()) / steps / len(inputs.source.layers),
+        rows,
         inputs.step_seconds is not None,
         inputs.step_seconds is not None or price.in_seconds,
         price.source,

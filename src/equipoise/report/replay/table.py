@@ -12,19 +12,20 @@ from equipoise.report.text import format_size, pluralize
 WIDTH = 100
 NAME = 30
 MISSING = "-"
+HEADS = "", "slots", "imbalance", "p95", "step", "plans", "moved", "paused", "KV", "gain"
 
 
 def render(replay: Replay, colours: ColourMode) -> str:
     """All of it, at most 100 columns wide."""
     decision = decide(replay)
-    heading = styled(_title(replay), TextStyle.BOLD, colours)
+    heading = styled(title(replay), TextStyle.BOLD, colours)
     parts = [
         f"{heading}\n{styled('a model, not a measurement', TextStyle.DIM, colours)}",
         styled(fill(headline(replay, decision), WIDTH), TextStyle.BOLD, colours),
         "\n".join(_rows(replay, decision, colours)),
         *(["\n".join(_refusals(replay))] if replay.refusals else []),
         "\n".join(_engines(replay, decision)),
-        "It rests on\n" + "\n".join(_basis(replay)),
+        "\n".join(["It rests on", *(_line(name, text) for name, text in basis(replay))]),
     ]
     return "\n\n".join(parts)
 
@@ -39,7 +40,8 @@ def headline(replay: Replay, decision: Decision) -> str:
     return f"{best.name} in {best.slots:,} slots: {gain:+.1%} throughput{moves}; {decision.reason}."
 
 
-def _title(replay: Replay) -> str:
+def title(replay: Replay) -> str:
+    """What was replayed."""
     source, ranks = replay.inputs.source, replay.inputs.ranks
     layers = pluralize(len(source.layers), "layer")
     return (
@@ -49,21 +51,21 @@ def _title(replay: Replay) -> str:
 
 
 def _rows(replay: Replay, decision: Decision, colours: ColourMode) -> Iterator[str]:
-    heads = ("", "slots", "imbalance", "p95", "step", "plans", "moved", "paused", "KV", "gain")
-    yield styled(_aligned(heads), TextStyle.DIM, colours)
+    yield styled(_aligned(HEADS), TextStyle.DIM, colours)
     for one in replay.outcomes:
-        row = _aligned(_cells(replay, one))
+        row = _aligned(cells(replay, one))
         yield styled(row, TextStyle.BOLD, colours) if one is decision.best else row
 
 
-def _cells(replay: Replay, one: Outcome) -> tuple[str, ...]:
+def cells(replay: Replay, one: Outcome) -> tuple[str, ...]:
+    """A row of the table, in the order of `HEADS`."""
     return (
         one.name,
         f"{one.slots:,}",
         f"{one.mean_imbalance:.4f}",
         f"{one.high_imbalance:.4f}",
         _step(replay, one),
-        str(len(one.rebalances)) if one.cadence else MISSING,
+        f"{len(one.rebalances):,}" if one.cadence else MISSING,
         _moved(replay.inputs, one),
         _paused(replay, one),
         MISSING if one.kv_tokens is None else f"{one.kv_tokens:,}",
@@ -110,24 +112,31 @@ def _refusals(replay: Replay) -> Iterator[str]:
 
 def _engines(replay: Replay, decision: Decision) -> Iterator[str]:
     yield "By engine"
+    for engine, advice in engine_advice(replay, decision):
+        yield f"  {engine:<14}{advice}"
+
+
+def engine_advice(replay: Replay, decision: Decision) -> Iterator[tuple[str, str]]:
+    """Each engine, and what to do with its balancer."""
     for engine, best in decision.by_engine.items():
         if best is None:
-            yield f"  {engine:<14}leave it off"
+            yield engine, "leave it off"
         else:
-            yield f"  {engine:<14}{best.name} in {best.slots:,} slots, {replay.gain(best):+.1%}"
+            yield engine, f"{best.name} in {best.slots:,} slots, {replay.gain(best):+.1%}"
 
 
-def _basis(replay: Replay) -> Iterator[str]:
+def basis(replay: Replay) -> Iterator[tuple[str, str]]:
+    """What the figures rest on: names and texts."""
     inputs = replay.inputs
-    yield _line("trace", f"{inputs.source.description}")
-    yield _line("step", _step_basis(replay))
-    yield _line("plans", _cadences(replay))
+    yield "trace", inputs.source.description
+    yield "step", _step_basis(replay)
+    yield "plans", _cadences(replay)
     error = max(one.standard_error for one in replay.outcomes)
     if error:
         evaluated = f"of {len(replay.now.steps):,} steps, evenly spaced"
-        yield _line("imbalance", f"{evaluated}; twice the standard error is {2 * error:.4f}")
-    yield _line("moves", _move_basis(inputs))
-    yield _line("KV cache", _cache(inputs))
+        yield "imbalance", f"{evaluated}; twice the standard error is {2 * error:.4f}"
+    yield "moves", _move_basis(inputs)
+    yield "KV cache", _cache(inputs)
 
 
 def _step_basis(replay: Replay) -> str:
@@ -150,8 +159,8 @@ def _cadences(replay: Replay) -> str:
     for one in replay.outcomes:
         if one.cadence is None:
             continue
-        how = "pausing" if one.cadence.blocking else "beside the forward pass"
-        steps = f"every {one.cadence.interval:,} steps from {one.cadence.window:,}"
+        how = "pausing" if one.cadence.blocking else "overlapped with the forward pass"
+        steps = f"every {one.cadence.interval:,} steps by the last {one.cadence.window:,}"
         texts.setdefault(one.engine, f"{one.engine} {steps}, {how}")
     return "; ".join(texts.values())
 
