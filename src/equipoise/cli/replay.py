@@ -196,7 +196,8 @@ def _inputs(request: ReplayRequest) -> "ReplayInputs":
         kv_usage=1.0 if request.kv_usage is None else request.kv_usage,
     )
     _check_room(inputs)
-    slots = request.slots or (inputs.least_slots + ranks,)
+    most = source.experts * ranks
+    slots = tuple(sorted(set(request.slots))) or (min(inputs.least_slots + ranks, most),)
     for one in slots:
         check_slots(one, source.experts, ranks)
     return replace(inputs, slots=slots)

@@ -51,19 +51,19 @@ BAD = {
     ),
     "memory without its partner": (
         ("counts.npy", "--ranks", "4", "--memory", "1GiB", *OURS),
-        "--kv-bytes-per-token is needed: --memory and --kv-bytes-per-token go together",
+        "--memory needs --kv-bytes-per-token",
     ),
     "memory without an expert": (
         ("counts.npy", "--ranks", "4", *MEMORY, *OURS),
-        "--memory needs --expert-bytes, or --hidden and --intermediate",
+        "--kv-bytes-per-token needs --expert-bytes, or --hidden and --intermediate",
     ),
     "memory that experts fill": (
         ("counts.npy", "--ranks", "4", *MEMORY, "--expert-bytes", "2MiB", *OURS),
         "8.0 MiB of a rank leave no KV cache beside its expert weights, 8.0 MiB",
     ),
-    "a context without memory": (
-        ("counts.npy", "--ranks", "4", "--context-tokens", "9", *OURS),
-        "--context-tokens needs --memory and --kv-bytes-per-token",
+    "usage without a KV cache": (
+        ("counts.npy", "--ranks", "4", "--kv-usage", "0.5", *OURS),
+        "--kv-usage needs --kv-bytes-per-token",
     ),
     "a link without hardware": (
         ("counts.npy", "--ranks", "4", "--link", "node", *OURS),
@@ -107,7 +107,7 @@ def test_replay_table_follows_definitions(
     assert lines[0].startswith("2 layers of 8 experts on 4 ranks, 60 steps of ")
     assert lines[1] == "a model, not a measurement"
     assert lines[3].startswith("equipoise ")
-    assert " throughput; imbalance falls from " in lines[3]
+    assert " throughput, moves not counted; imbalance falls from " in lines[3]
     names = ["static", "lagged", "local", "exact", "no redundant slot"]
     assert all(any(line.startswith("equipoise") and n in line for line in lines) for n in names)
     assert max(map(len, lines)) <= 110
@@ -130,7 +130,7 @@ def test_replay_writes_figures_and_page(
     assert figures["trace"] == "counts.npy"
     assert (figures["steps"], figures["ranks"], figures["layers"]) == (STEPS, 4, [0, 1])
     assert figures["rows"] == pytest.approx(trace.sum() / STEPS / LAYERS)
-    assert figures["decision"] == " ".join(answer.out.splitlines()[3:4])
+    assert figures["decision"] == " ".join(answer.out.split("\n\n")[1].split())
     now, *others = figures["outcomes"]
     assert (now["name"], now["gain"], now["copies"]) == ("no balancer", 0.0, 0)
     assert {one["engine"] for one in others} == {"equipoise"}
@@ -188,7 +188,7 @@ def test_replay_options_come_from_config_file(equipoise: Callable[..., Any]) -> 
 
 
 def test_replay_memory_says_what_slots_cost(equipoise: Callable[..., Any]) -> None:
-    more = (*MEMORY, "--expert-bytes", "1MiB", "--context-tokens", "64", "--json", "f.json")
+    more = (*MEMORY, "--expert-bytes", "1MiB", "--json", "f.json")
     answer = equipoise(*COMMAND, *more, "--quiet")
     assert answer.code == 0
     outcomes = json.loads(Path("f.json").read_text())["outcomes"]

@@ -1,6 +1,5 @@
 """What is replayed side by side: no balancer, those of engines, and ours."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -82,6 +81,10 @@ class Candidate(Protocol):
     def sub_windows(self) -> int:
         """Into how many sums the window is divided."""
 
+    @property
+    def collective(self) -> bool:
+        """Whether ranks exchange counts in every layer and step, which is not priced."""
+
     def start(self) -> Layout:
         """What is installed at first."""
 
@@ -104,6 +107,7 @@ class Unbalanced:
     engine: str = ""
     cadence: None = None
     sub_windows: int = 1
+    collective: bool = False
 
     def start(self) -> Layout:
         """In the order of experts."""
@@ -152,6 +156,11 @@ class EngineCandidate:
     def engine(self) -> str:
         """Its name."""
         return self.model.name
+
+    @property
+    def collective(self) -> bool:
+        """Where the rule solves each batch."""
+        return self.dispatch.split is SplitKind.BY_BATCH
 
     def start(self) -> Layout:
         """As the engine starts."""
@@ -230,6 +239,11 @@ class OurCandidate:
         """Into how many sums the window is divided."""
         return self.config.window_size // self.config.sub_window
 
+    @property
+    def collective(self) -> bool:
+        """Where ranks level their batches together."""
+        return self.mode in (ShareMode.NODE, ShareMode.EXACT)
+
     def start(self) -> Layout:
         """In the order of experts, further replicas beside."""
         return with_even_shares(initial_placement(self.shape), self.shape)
@@ -269,10 +283,3 @@ def incoming(old: Placement, new: Placement, shape: ExpertShape) -> Load:
     has[*rows, new] = True
     copies: Load = (has & ~had).sum(axis=2)
     return copies
-
-
-def unique_names(candidates: Sequence[Candidate]) -> None:
-    """Raises ValueError where two have the same name and as many slots."""
-    names = [(one.name, one.shape.slots) for one in candidates]
-    if len(set(names)) < len(names):
-        raise ValueError(f"candidates have the same name: {names}")

@@ -9,6 +9,8 @@ LEAST_GAIN = 0.02
 """Of throughput: below it is not worth a change."""
 AS_GOOD = 0.005
 """Of throughput: outcomes so near to each other are as good."""
+LOWERED = 0.25
+"""Of the imbalance: a balancer that does not lower it by so much has not followed the load."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Decision:
 
 
 def decide(replay: Replay) -> Decision:
-    """By throughput; of what is as good, the fewest slots, then what comes first in the table."""
+    """By throughput; of what is as good, the fewest slots, then ours."""
     engines = dict.fromkeys(one.engine for one in replay.outcomes[1:])
     by_engine = {
         engine: _best(replay, [one for one in replay.outcomes if one.engine == engine])
@@ -38,35 +40,59 @@ def decide(replay: Replay) -> Decision:
 
 
 def _best(replay: Replay, outcomes: list[Outcome]) -> Outcome | None:
-    if not outcomes:
-        return None
-    most = max(replay.gain(one) for one in outcomes)
+    # Without a plan it is its first placement that differs, which says nothing of a balancer.
+    planned = [one for one in outcomes if one.rebalances]
+    # A collective in every layer is not priced: it has to gain so much more than what needs none.
+    plain = [one for one in planned if not one.collective]
+    if _most(replay, planned) < _most(replay, plain) + LEAST_GAIN:
+        planned = plain
+    most = _most(replay, planned)
     if most < LEAST_GAIN:
         return None
-    good = [one for one in outcomes if replay.gain(one) >= most - AS_GOOD]
-    # Ours before an engine's where both are as good: an engine comes first in the table.
+    good = [one for one in planned if replay.gain(one) >= most - AS_GOOD]
     return min(good, key=lambda one: (one.slots, one.engine != OURS))
+
+
+def _most(replay: Replay, outcomes: list[Outcome]) -> float:
+    return max((replay.gain(one) for one in outcomes), default=0.0)
 
 
 def _reason(replay: Replay, best: Outcome | None) -> str:
     now = replay.now
     if best is not None:
         why = f"imbalance falls from {now.mean_imbalance:.3f} to {best.mean_imbalance:.3f}"
-        if best.slots == now.slots and _cache_costs(replay):
-            why += "; redundant slots would cost more KV cache than they gain"
-        elif best.slots == now.slots:
-            why += ", without a redundant slot"
-        return why
-    top = max(replay.outcomes[1:], key=replay.gain, default=None)
-    if top is None:
+        if best.slots > now.slots:
+            return why
+        if _cache_decides(replay, best):
+            return f"{why}; redundant slots would cost more KV cache than they gain"
+        return f"{why}, without a redundant slot"
+    others = replay.outcomes[1:]
+    if not others:
         return "there is no balancer to compare with"
-    why = f"the best, {top.name} in {top.slots:,} slots, would gain {replay.gain(top):+.1%}"
-    if now.mean_seconds <= min(one.mean_seconds for one in replay.outcomes) * (1 + LEAST_GAIN):
-        return f"{why}: a step takes no longer for an imbalance of {now.mean_imbalance:.3f}"
-    if _cache_costs(replay):
-        return f"{why}: redundant slots cost more KV cache than balance gains"
-    return f"{why}: load changes faster than balancers follow, or moving costs what it gains"
+    top = max(others, key=replay.gain)
+    would = f"the best, {top.name} in {top.slots:,} slots, would change throughput by"
+    return f"{would} {replay.gain(top):+.1%}: {_obstacle(replay)}"
 
 
-def _cache_costs(replay: Replay) -> bool:
-    return any(one.batch < 1 for one in replay.outcomes)
+def _obstacle(replay: Replay) -> str:
+    """Why no balancer gains anything."""
+    now = replay.now
+    fastest = min(replay.outcomes, key=lambda one: one.mean_seconds)
+    if now.mean_seconds / fastest.mean_seconds - 1 >= LEAST_GAIN:
+        if fastest.batch < 1:
+            return "redundant slots cost more KV cache than balance gains"
+        return "pauses for moving weights cost what balance gains"
+    least = min(one.mean_imbalance for one in replay.outcomes)
+    if least > now.mean_imbalance * (1 - LOWERED):
+        return f"load changes faster than balancers follow, imbalance stays at {least:.3f}"
+    return f"a step takes hardly longer for an imbalance of {now.mean_imbalance:.3f}"
+
+
+def _cache_decides(replay: Replay, best: Outcome) -> bool:
+    """Whether more slots would make steps shorter, and yet gain less."""
+    return any(
+        one.mean_seconds < best.mean_seconds
+        and one.batch < 1
+        and replay.gain(one) < replay.gain(best)
+        for one in replay.outcomes
+    )

@@ -105,7 +105,7 @@ def candidates(inputs: ReplayInputs) -> Iterator[Candidate]:
     if OURS in inputs.engines:
         for slots in inputs.slots:
             yield from _ours(inputs, slots)
-        if inputs.least_slots not in inputs.slots:
+        if inputs.source.experts == inputs.least_slots not in inputs.slots:
             yield from _ours(inputs, inputs.least_slots)
 
 
@@ -137,8 +137,8 @@ def _ours(inputs: ReplayInputs, slots: int) -> Iterator[OurCandidate]:
     modes = sorted(ShareMode, key=lambda mode: mode is not ShareMode.LOCAL)
     if inputs.nodes in (1, inputs.ranks):
         modes.remove(ShareMode.NODE)
-    if slots == inputs.least_slots:
-        modes = [ShareMode.STATIC]
+    if slots == inputs.source.experts:
+        modes = [ShareMode.STATIC]  # shares have nothing to divide
     given: Mapping[str, int | None] = {
         "window_size": inputs.window,
         "step_interval": inputs.interval,

@@ -37,7 +37,7 @@ def _unit(replay: Replay) -> str:
         return "seconds of a step"
     if replay.times_in_seconds:
         return "seconds of the experts of a step"
-    return "steps on balanced ranks"
+    return "steps without a balancer"
 
 
 def _outcome(replay: Replay, one: Outcome) -> dict[str, Any]:

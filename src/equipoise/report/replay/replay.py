@@ -26,9 +26,10 @@ class Outcome:
         engine: whose balancer it is; empty without one.
         shape: numbers of layers, experts, slots and ranks.
         cadence: when it planned; None: never.
+        collective: whether ranks exchange counts in every layer and step, which is not priced.
         steps: int64 (evaluated,), numbers of the steps that the next two are of.
         imbalance: max/mean - 1 of the ranks, mean over layers.
-        seconds: of each step; without hardware and --itl in units of a step on balanced ranks.
+        seconds: of each step; without hardware and --itl in steps without a balancer.
         layer_imbalance: mean over steps, (layers,), NaN where a layer had no rows.
         rank_rows: sums over the evaluated steps, (layers, ranks).
         rebalances: in order.
@@ -42,6 +43,7 @@ class Outcome:
     engine: str
     shape: ExpertShape
     cadence: Cadence | None
+    collective: bool
     steps: npt.NDArray[np.int64]
     imbalance: Reals
     seconds: Reals
@@ -161,7 +163,7 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
     """Plays the trace to all candidates at once: it is read a single time.
 
     Raises `FormatError` for what is wrong with the trace, `PlacementError` where there are no
-    steps or no rows in it.
+    steps or no rows in it, or experts in their order cannot be served.
     """
     refusals: list[Refusal] = []
     players: list[Player] = []
@@ -198,6 +200,8 @@ def _result(
     steps: int,
     rows: npt.NDArray[np.int64],
 ) -> Replay:
+    if players[0].candidate.engine:
+        raise PlacementError(refusals[0].reason)
     price = inputs.price(1.0)
     found = players[0].measured
     now = float(np.nanmean(np.concatenate(found.seconds)))
@@ -224,6 +228,7 @@ def _outcome(player: Player, inputs: ReplayInputs, now: float, experts_alone: bo
         engine=one.engine,
         shape=one.shape,
         cadence=one.cadence,
+        collective=one.collective,
         steps=np.concatenate(found.steps),
         imbalance=np.concatenate(found.imbalance),
         seconds=_whole_steps(np.concatenate(found.seconds), inputs, now, experts_alone),
@@ -238,9 +243,12 @@ def _outcome(player: Player, inputs: ReplayInputs, now: float, experts_alone: bo
 
 
 def _whole_steps(times: Reals, inputs: ReplayInputs, now: float, experts_alone: bool) -> Reals:
-    """Times of whole steps where one without a balancer is known: it takes `step_seconds`."""
+    """Times of whole steps in seconds where one without a balancer is known.
+
+    Else seconds of the experts alone, or whole steps where one without a balancer takes 1.
+    """
     if inputs.step_seconds is None:
-        return times
+        return times if experts_alone else times / now
     if experts_alone:
         return times + max(0.0, inputs.step_seconds - now)
     return times * (inputs.step_seconds / now)

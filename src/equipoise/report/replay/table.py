@@ -32,12 +32,21 @@ def render(replay: Replay, colours: ColourMode) -> str:
 
 def headline(replay: Replay, decision: Decision) -> str:
     """The decision in a sentence."""
+    if not any(one.rebalances for one in replay.outcomes):
+        first = min((one.cadence.first for one in replay.outcomes if one.cadence), default=0)
+        return (
+            f"Undecided: the first plan of any is made after {first:,} steps, and there are "
+            f"{replay.steps:,}. Give a longer trace, or --window-size and --step-interval."
+        )
     if decision.best is None:
         return f"Leave it off: {decision.reason}."
-    gain = replay.gain(decision.best)
-    best = decision.best
-    moves = "" if replay.inputs.transfers or not best.copies else ", moves not counted"
-    return f"{best.name} in {best.slots:,} slots: {gain:+.1%} throughput{moves}; {decision.reason}."
+    gain, best = replay.gain(decision.best), decision.best
+    what = "throughput"
+    if replay.times_in_seconds and not replay.steps_in_seconds:
+        what = "throughput of the expert layers alone"
+    if not replay.steps_in_seconds and best.copies:
+        what += ", moves not counted"
+    return f"{best.name} in {best.slots:,} slots: {gain:+.1%} {what}; {decision.reason}."
 
 
 def title(replay: Replay) -> str:
@@ -119,7 +128,11 @@ def _engines(replay: Replay, decision: Decision) -> Iterator[str]:
 def engine_advice(replay: Replay, decision: Decision) -> Iterator[tuple[str, str]]:
     """Each engine, and what to do with its balancer."""
     for engine, best in decision.by_engine.items():
-        if best is None:
+        own = [one for one in replay.outcomes if one.engine == engine]
+        if not any(one.rebalances for one in own):
+            first = min(one.cadence.first for one in own if one.cadence)
+            yield engine, f"undecided: it makes its first plan after {first:,} steps"
+        elif best is None:
             yield engine, "leave it off"
         else:
             yield engine, f"{best.name} in {best.slots:,} slots, {replay.gain(best):+.1%}"
@@ -151,6 +164,8 @@ def _move_basis(inputs: ReplayInputs) -> str:
         return "--hardware and --expert-bytes say how long they take"
     size = format_size(inputs.transfers.expert_bytes)
     link = f"{size} an expert over the {inputs.link} link"
+    if inputs.step_seconds is None:
+        return f"{link}; pauses count towards the gain where --itl is known"
     return f"{link}; a pause is the transfer alone, without planning"
 
 

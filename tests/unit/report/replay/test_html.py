@@ -140,7 +140,7 @@ def test_replay_page_marks_dead_zone_only_where_it_prices() -> None:
 
 def test_replay_page_shows_what_slots_take_from_kv_cache() -> None:
     weights = 2 * LAYERS * EXPERT_BYTES
-    cache = KvCache(1 << 10, weights + (3 << 20), 256)
+    cache = KvCache(1 << 10, weights + (3 << 20))
     known = replayed(uneven(), expert=Expert(EXPERT_BYTES, "fp8"), kv_cache=cache)
     text = page(known)
     assert "3,072" in text
