@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from equipoise.balancer.experts.config import ShareMode
+from equipoise.balancer.experts.config import PLANNER_LIMITS, ShareMode
 from equipoise.byte_sizes import bytes_of_value
 from equipoise.hal.errors import ConfigError
 from equipoise.integrations.vllm.entry import SETTINGS_KEY, SETTINGS_VARIABLE
@@ -71,6 +71,8 @@ class EplbSettings:
             rebalances.
         target: imbalance (max/mean - 1) below which nothing moves.
         min_gain: imbalance that a layer must gain to be changed.
+        headroom: swaps in each layer that changes, so that shares have room to level single
+            batches; for the shares `local`, `node` and `exact`.
         metrics_port: worker r serves Prometheus metrics on this port + r, on the loopback
             interface. Workers are counted by rank in the expert-parallel group, stage by stage.
             None: no metrics.
@@ -87,6 +89,7 @@ class EplbSettings:
     staging_bytes: int | None = None
     target: float = 0.02
     min_gain: float = 0.01
+    headroom: int = 8
     metrics_port: int | None = None
     timeout: float = 60.0
     communicator: str | None = None
@@ -95,6 +98,11 @@ class EplbSettings:
 
     def __post_init__(self) -> None:
         _check_numbers(self, target=MAX_IMBALANCE, min_gain=MAX_IMBALANCE)
+        most = PLANNER_LIMITS["headroom"]
+        if type(self.headroom) is not int or not 0 <= self.headroom <= most:
+            raise ConfigError(
+                f"headroom must be a whole number from 0 to {most}, got {self.headroom!r}"
+            )
         self._check_commit()
         if self.staging_bytes is not None:
             object.__setattr__(self, "staging_bytes", _byte_count(self.staging_bytes))

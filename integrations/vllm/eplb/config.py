@@ -39,7 +39,7 @@ def balancer_config(
         window_size=max(window // sub_window, 1) * sub_window,
         step_interval=eplb_config.step_interval,
         sub_window=sub_window,
-        planner=PlannerOptions(target=settings.target),
+        planner=PlannerOptions(target=settings.target, headroom=settings.headroom),
         min_gain=settings.min_gain,
         layer_updates_per_iter=settings.layer_updates_per_iter or DEFAULT_LAYER_UPDATES,
         nodes=nodes,

@@ -72,6 +72,9 @@ OPTIONS = (
            help="imbalance, max/mean - 1 of the ranks, that incremental is content with"),
     Option(key="slack", kind=kinds.REAL, group=SPARING, metavar="X", shown_default="0.1",
            help="room that incremental keeps on each rank for shares, as part of the mean"),
+    Option(key="headroom", kind=kinds.WHOLE, group=SPARING, metavar="N", shown_default="0",
+           help="swaps of two experts in each layer that incremental changes, so that shares have "
+           "room to level single batches: 0 to 1000; equipoise run and the engines use 8"),
     Option(key="max_copies", kind=kinds.WHOLE, group=SPARING, metavar="N", shown_default="no limit",
            help="copies that may move, over all layers; needs --installed"),
     Option(key="byte_budget", kind=kinds.BYTES, group=SPARING, metavar="SIZE",
@@ -115,6 +118,7 @@ class PlanRequest:
     installed: Path | None = None
     target: float = 0.02
     slack: float = 0.1
+    headroom: int = 0
     max_copies: int | None = None
     byte_budget: int | None = None
     expert_bytes: int | None = None
@@ -212,9 +216,11 @@ def _unused_options(request: PlanRequest, windows: int) -> dict[str, str]:
     """Options that were given and that this plan does not look at, with the reason."""
     defaults, unused = PlanRequest(statistics=request.statistics), {}
     if request.policy != "incremental" or request.installed is None:
-        for name in ("target", "slack", "node_cost"):
+        for name in ("target", "slack", "headroom", "node_cost"):
             if getattr(request, name) != getattr(defaults, name):
                 unused[name] = "only incremental from --installed looks at it"
+    elif request.headroom and request.split == "even":
+        unused["headroom"] = "an even split has no shares that need room"
     if request.sigma and request.policy == "greedy":
         unused["sigma"] = "greedy plans for the sum of all windows"
     elif request.sigma and windows == 1:
@@ -313,6 +319,7 @@ def _make_plan(
             policy=request.policy,
             target=request.target,
             slack=request.slack,
+            headroom=request.headroom,
             max_copies=request.max_copies,
             byte_budget=request.byte_budget,
             # Alone it only says what the moves weigh.

@@ -100,6 +100,10 @@ BAD = {
     "a target that is no number": (("counts.npy", "--target", "nan"), "expected a number, got 'na"),
     "a negative target": (("counts.npy", *SHAPE, *OUT, "--target", "-1"), "target must be 0 to"),
     "a slack above one": (("counts.npy", *SHAPE, *OUT, "--slack", "2"), "slack must be 0 to 1"),
+    "a negative headroom": (
+        ("counts.npy", *SHAPE, *OUT, "--headroom", "-1"),
+        "--headroom must be 0 to 1000",
+    ),
     "a negative sigma": (("counts.npy", *SHAPE, *OUT, "--sigma", "-1"), "--sigma must be 0 to 100"),
     "a cheap node": (("counts.npy", *SHAPE, *OUT, "--node-cost", "0"), "--node-cost must be 1 to"),
     "an unknown survival": (("counts.npy", *SHAPE, *OUT, "--survive", "3"), "survive must be 0, 1"),
@@ -305,6 +309,7 @@ def test_plan_command_line_overrides_config_file(
         (("--policy", "connected", "--target", "0.5", "--node-cost", "3"),
          ["--target", "--node-cost"]),
         (("--slack", "0.5"), ["--slack"]),  # nothing is installed
+        (("--headroom", "8"), ["--headroom"]),
         (("--policy", "connected", "--sigma", "0"), []),
     ],
 )  # fmt: skip
@@ -318,6 +323,16 @@ def test_plan_warns_of_options_that_it_does_not_look_at(
     for line, flag in zip(lines, warnings, strict=True):
         assert f"{flag} has no effect" in line
     assert "standard deviations" not in answer.out
+
+
+@pytest.mark.parametrize("split", ["shares", "even"])
+def test_plan_headroom_has_an_effect_with_shares_only(
+    split: str, equipoise: Callable[..., Any]
+) -> None:
+    options = ("--installed", "installed.json", "--split", split, "--headroom", "4")
+    answer = equipoise("plan", "counts.npy", *options, *OUT, "--quiet")
+    assert answer.code == 0
+    assert ("--headroom has no effect" in answer.err) == (split == "even")
 
 
 def test_plan_refuses_recording_without_rows_of_installed_layer(
@@ -349,7 +364,8 @@ def test_plan_options_reach_planner(
 
     monkeypatch.setattr(planner, "plan", recording)  # which takes not all of them together
     options: dict[str, object] = {
-        "nodes": 2, "policy": "connected", "target": 0.5, "slack": 0.25, "max_copies": 36,
+        "nodes": 2, "policy": "connected", "target": 0.5, "slack": 0.25, "headroom": 4,
+        "max_copies": 36,
         "node_cost": 2.0, "sigma": 1.5, "threads": 2, "split": "even", "byte_budget": 3 << 20,
         "expert_bytes": 44_000_000, "objective": "active_experts",
         "capacities": (1.0, 1.0, 2.0, 0.5),

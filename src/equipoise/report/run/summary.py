@@ -74,6 +74,9 @@ class RunSummary:
     imbalance_balanced: float | None
     imbalance_static: float | None
     imbalance_lagged: float | None
+    imbalance_local: float | None
+    imbalance_node: float | None
+    imbalance_exact: float | None
     imbalance_placement: float | None
     noise_floor: float | None
     rebalances: int
@@ -155,8 +158,11 @@ def summarise(record: RunRecord) -> RunSummary:
         measured_from_step=window.first,
         imbalance_unbalanced=_imbalance(unbalanced),
         imbalance_balanced=_imbalance(main),
-        imbalance_static=_imbalance(variants.get("static")),
-        imbalance_lagged=_imbalance(variants.get("lagged")),
+        imbalance_static=_imbalance(variants.get(VariantName.STATIC)),
+        imbalance_lagged=_imbalance(variants.get(VariantName.LAGGED)),
+        imbalance_local=_imbalance(variants.get(VariantName.LOCAL)),
+        imbalance_node=_imbalance(variants.get(VariantName.NODE)),
+        imbalance_exact=_imbalance(variants.get(VariantName.EXACT)),
         imbalance_placement=_imbalance(variants.get(VariantName.PLACEMENT)),
         noise_floor=_noise_floor(record, window),
         rebalances=main.rebalances if main else 0,

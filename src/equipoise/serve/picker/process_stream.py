@@ -173,8 +173,10 @@ class ProcessStream:
             self.outcome = refusal.error_response.outcome
             await self._write(refusal_reply(refusal.error_response, self._path))
         except asyncio.CancelledError:
+            # Envoy resets the stream where the client left, and also of a whole answer.
             self._check_end()
-            self.outcome = self.outcome or RequestOutcome.CLIENT_DISCONNECTED
+            if not self._addresses:
+                self.outcome = RequestOutcome.CLIENT_DISCONNECTED
             raise
         finally:
             if self._pending is not None:
@@ -329,7 +331,11 @@ class ProcessStream:
             raise ClientLeft
 
     async def _pass_on(self, message: pb.ProcessingRequest) -> None:
-        """Answer a message after the endpoint was named; nothing is changed."""
+        """Answer a message after the endpoint was named; nothing is changed.
+
+        What the message says is noted before it is answered: Envoy may reset the stream as soon as
+        it has the answer to the last one, and gRPC then cancels this task within the write.
+        """
         kind = message.WhichOneof("request")
         match kind:
             case "response_headers":
@@ -337,18 +343,18 @@ class ProcessStream:
                 await self._write(self._response_reply())
             case "response_body":
                 body = message.response_body
-                full_duplex = self._response_mode == FULL_DUPLEX
-                await self._write(streamed_reply(kind, body) if full_duplex else CONTINUE[kind])
                 self._count(body.body)
                 if body.end_of_stream:
                     self._answer_ended()
+                full_duplex = self._response_mode == FULL_DUPLEX
+                await self._write(streamed_reply(kind, body) if full_duplex else CONTINUE[kind])
             case "request_body":
                 body, full_duplex = message.request_body, self._request_mode == FULL_DUPLEX
                 await self._write(streamed_reply(kind, body) if full_duplex else CONTINUE[kind])
             case _:
-                await self._write(CONTINUE[kind])
                 if kind == "response_trailers":
                     self._answer_ended()
+                await self._write(CONTINUE[kind])
 
     def _response_began(self, message: pb.ProcessingRequest) -> None:
         if self._state is None:

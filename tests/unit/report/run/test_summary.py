@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from equipoise.demo.run_record import RunRecord
+from equipoise.demo.settings import VariantName
 from equipoise.report.run.summary import summarise
 from equipoise.report.run.table import render
 from equipoise.report.terminal import ColourMode
@@ -28,6 +29,10 @@ PROMISED = [
     "imbalance_balanced",
     "imbalance_static",
     "imbalance_lagged",
+    "imbalance_local",
+    "imbalance_node",
+    "imbalance_exact",
+    "imbalance_placement",
     "noise_floor",
     "rebalances",
     "copies",
@@ -59,6 +64,15 @@ def test_summary_figures_equal_hand_computed_values(make_record: MakeRecord) -> 
     assert summary.tokens_per_second_unbalanced == pytest.approx(20.0)
     assert (summary.stall_seconds, summary.stall_noise_seconds) == (0.0, 0.0)
     assert summary.exit_code == 0
+
+
+@pytest.mark.parametrize("name", VariantName)
+def test_summary_has_the_imbalance_of_each_variant(make_record: MakeRecord, name: str) -> None:
+    record = make_record()
+    record.variants[name] = record.variants["lagged"]
+    summary = summarise(record)
+    assert summary.imbalance_lagged is not None
+    assert summary.to_json()[f"imbalance_{name}"] == summary.imbalance_lagged
 
 
 def test_summary_stall_is_relative_to_unbalanced_steps(make_record: MakeRecord) -> None:

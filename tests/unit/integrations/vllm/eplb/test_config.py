@@ -1,5 +1,6 @@
 """What a worker of vLLM gets that changes no setting."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.balancer.experts.config import PlannerOptions
 from equipoise.balancer.experts.open import split_staging
 from equipoise.balancer.experts.weights.expert_weights import (
     LayerGroup,
@@ -16,7 +18,7 @@ from equipoise.balancer.experts.weights.expert_weights import (
     slot_tensor,
     strided,
 )
-from equipoise.integrations.vllm.eplb.config import node_count, staging_budget
+from equipoise.integrations.vllm.eplb.config import balancer_config, node_count, staging_budget
 from equipoise.integrations.vllm.settings import EplbSettings
 
 
@@ -48,6 +50,17 @@ def test_staging_setting_is_at_least_one_slot_of_each_family(
 ) -> None:
     tensor_families = families(4, [1000, 2000, 2000])
     assert staging_budget(EplbSettings(staging_bytes=staging_bytes), tensor_families) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "headroom"),
+    [(EplbSettings(), PlannerOptions().headroom), (EplbSettings(headroom=0), 0)],
+)
+def test_headroom_setting_reaches_the_planner(settings: EplbSettings, headroom: int) -> None:
+    eplb_config = SimpleNamespace(
+        window_size=12, step_interval=24, log_balancedness=False, log_balancedness_interval=1
+    )
+    assert balancer_config(settings, eplb_config, 0, 1, 1).planner.headroom == headroom
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
