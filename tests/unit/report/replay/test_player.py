@@ -36,6 +36,7 @@ class Swapping:
     shape: ExpertShape = SHAPE
     name: str = "swapping"
     engine: str = "test"
+    collective: bool = False
     sub_windows: int = 1
     seen: list[WindowLoad] = field(default_factory=list)
 
