@@ -1,0 +1,114 @@
+"""What replay advises, on planted traffic: the four cases that an operator meets."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from equipoise.balancer.formats.routing_trace import CountsTrace
+from equipoise.report.advice.dead_zone import DeadZone
+from equipoise.report.advice.hardware import Expert, find_hardware
+from equipoise.report.advice.kv_cache import KvCache
+from equipoise.report.replay.decision import decide
+from equipoise.report.replay.engines import ENGINES
+from equipoise.report.replay.inputs import ReplayInputs
+from equipoise.report.replay.replay import Replay, replay
+from equipoise.report.replay.steps import CountedSteps
+from equipoise.report.replay.table import headline
+
+LAYERS, EXPERTS, RANKS, ROWS, STEPS = 4, 32, 8, 4096, 600
+EXPERT = Expert.of_dimensions(4096, 1536, "fp8")
+LEAST, REDUNDANT = EXPERTS, EXPERTS + RANKS
+
+
+def popularity(seed: int, skew: float) -> np.ndarray:
+    odds = np.exp(np.random.default_rng(seed).normal(0, skew, (LAYERS, EXPERTS)))
+    chances: np.ndarray = odds / odds.sum(axis=1, keepdims=True)
+    return chances
+
+
+def traffic(of_step: Callable[[int], np.ndarray]) -> CountsTrace:
+    steps = [np.random.default_rng(step).poisson(of_step(step) * ROWS) for step in range(STEPS)]
+    counts = np.array(steps, np.int32)
+    layers = tuple(range(LAYERS))
+    return CountsTrace(layers, EXPERTS, 8, STEPS, "here", lambda size: iter([counts]))
+
+
+def replayed(trace: CountsTrace, **more: object) -> Replay:
+    options: dict[str, object] = {
+        "ranks": RANKS,
+        "slots": (REDUNDANT,),
+        "window": 25,
+        "interval": 50,
+        "expert": EXPERT,
+        "hardware": find_hardware("h200"),
+        "step_seconds": 0.02,
+        "dead_zone": DeadZone(1.09, 0.34, "measured"),
+    }
+    return replay(ReplayInputs(source=CountedSteps(trace), **(options | more)))  # type: ignore[arg-type]
+
+
+def test_balanced_traffic_is_left_alone() -> None:
+    result = replayed(traffic(lambda step: popularity(0, 0.0)))
+    assert decide(result).best is None
+    assert "hardly longer for an imbalance of 0.0" in headline(result, decide(result))
+
+
+def test_stable_hot_experts_are_balanced() -> None:
+    result = replayed(traffic(lambda step: popularity(1, 1.0)))
+    best = decide(result).best
+    assert best is not None
+    assert best.slots == REDUNDANT
+    assert best.mean_imbalance < 0.25 * result.now.mean_imbalance
+    assert set(decide(result).by_engine) == {*ENGINES, "equipoise"}
+
+
+def test_domains_that_alternate_within_a_window_are_left_alone() -> None:
+    """Each plan is of the domain before: what a balancer moves is wrong when it arrives."""
+    domains = [popularity(10 + number, 1.2) for number in range(12)]
+    trace = traffic(lambda step: domains[step // 50])
+    result = replayed(trace, engines=("vllm",))
+    decision = decide(result)
+    assert decision.best is None
+    assert "load changes faster than balancers follow" in headline(result, decision)
+    assert decision.by_engine == {"vllm": None}
+
+
+def test_full_kv_cache_forbids_redundant_slots() -> None:
+    """Of two slots' worth of KV cache, a redundant slot on each rank takes one."""
+    memory = (LEAST // RANKS + 2) * LAYERS * EXPERT.size
+    cache = KvCache(bytes_per_token=64 << 10, memory_bytes=memory)
+    trace = traffic(lambda step: popularity(1, 1.0))
+    result = replayed(trace, kv_cache=cache)
+    decision = decide(result)
+    assert decision.best is not None
+    assert decision.best.slots == LEAST
+    assert "redundant slots would cost more KV cache than they gain" in headline(result, decision)
+    unbounded = replayed(trace, kv_cache=cache, kv_usage=0.4)
+    assert decide(unbounded).best is not None
+    assert decide(unbounded).best.slots == REDUNDANT  # type: ignore[union-attr]
+
+
+def test_pauses_are_paid_for_by_throughput() -> None:
+    """The same plans over a link that takes seconds for them."""
+    trace = traffic(lambda step: popularity(1, 1.0))
+    fast, slow = (
+        replayed(trace, engines=("sglang",), link=link, expert=Expert(size, "fp8"))
+        for link, size in (("node", 1 << 20), ("host", 8 << 30))
+    )
+    assert decide(fast).best is not None
+    assert decide(slow).best is None
+    assert "pauses for moving weights cost what balance gains" in headline(slow, decide(slow))
+
+
+def test_trace_before_any_plan_decides_nothing() -> None:
+    result = replayed(traffic(lambda step: popularity(1, 1.0)), window=500, interval=1000)
+    assert headline(result, decide(result)).startswith("Undecided: the first plan of any is made")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_lowers_the_imbalance_of_stable_traffic(engine: str) -> None:
+    result = replayed(traffic(lambda step: popularity(1, 0.7)), engines=(engine,))
+    assert not result.refusals
+    for outcome in result.outcomes[1:]:
+        assert np.nanmean(outcome.imbalance[-200:]) < 0.6 * result.now.mean_imbalance, outcome.name
