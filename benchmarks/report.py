@@ -1078,9 +1078,54 @@ VLLM_ASCEND = Section(
     ),
 )  # fmt: skip
 
-SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, SHARES, SHARES_BOUND, SHARES_SPEED, ENGINE, VLLM, SGLANG,
-            VLLM_ASCEND, STAGING, PIPELINE, BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, SHARED,
-            PICKER, PROXY, PROXY_CPU, GPU, GPU_SUITES)  # fmt: skip
+REPLAY = Section(
+    "What replay predicts",
+    "replay",
+    "python benchmarks/replay.py",
+    "`equipoise run` serves the shipped model and records the rows of every expert by step; replay "
+    "plays that record with the same slots and cadence. Both are means over the steps after the "
+    "first plan took effect. Step time is emulated: as long as the rows of the slowest rank. What "
+    "it means: [Replay](replay.md#predictions-and-measurements).",
+    bars=(
+        Bar("imbalance predicted beside served, in points: the worst", "points", at_most=3.0),
+        Bar("emulated step time predicted beside served: the worst", "step_time", at_most=0.05,
+            form=".2%"),
+        Bar("runs whose plans (step and copies) replay did not make alike", "plans",
+            bar="0", form="d"),
+    ),
+    tables=(
+        Table("served", (
+            ("ranks", "{ranks}"),
+            ("served", "{how}"),
+            ("imbalance predicted", "{predicted:.4f}"),
+            ("served", "{served:.4f}"),
+            ("points", "{points:+.2f}"),
+            ("step time", "{time:+.2%}"),
+            ("plans that moved experts", "{rebalances}"),
+        )),
+    ),
+)  # fmt: skip
+REPLAY_SPEED = Section(
+    "How long replay takes",
+    "replay_speed",
+    "python benchmarks/replay.py --speed",
+    "`equipoise replay` of one engine's balancer, or of ours in all share modes, over counts of "
+    "100,000 steps of 58 layers of 256 experts, 8,192 tokens of 8 experts a step, in 288 slots on "
+    "32 ranks: a file of 5.9 GB. Wall seconds, and the most memory of the process.",
+    bars=(
+        Bar("seconds for vLLM's balancer", "seconds", at_most=600.0, form=".0f"),
+        Bar("GiB of memory", "memory", at_most=2.0),
+    ),
+    tables=(
+        Table("replayed", (
+            ("balancer", "{engine}"), ("seconds", "{seconds:.0f}"), ("GiB", "{memory:.2f}"),
+        )),
+    ),
+)  # fmt: skip
+
+SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, SHARES, SHARES_BOUND, SHARES_SPEED, REPLAY, REPLAY_SPEED,
+            ENGINE, VLLM, SGLANG, VLLM_ASCEND, STAGING, PIPELINE, BALANCE, GRID, ABLATIONS,
+            DECISIONS, LIVE, SHARED, PICKER, PROXY, PROXY_CPU, GPU, GPU_SUITES)  # fmt: skip
 
 EVIDENCE = Section(
     "",

@@ -35,6 +35,13 @@ from equipoise.cli.offline import (
 )
 from equipoise.cli.option import Option
 from equipoise.cli.progress import part_progress_for
+from equipoise.cli.trace_options import (
+    TRACE_OPTIONS,
+    TraceRequest,
+    check_trace,
+    open_trace,
+    steps_of,
+)
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
@@ -54,6 +61,7 @@ OPTIONS = (
     Option(key="step_rows", kind=kinds.WHOLE, group=SHAPE, metavar="N",
            shown_default="those of a window",
            help="rows of a layer in a step, over all ranks: tokens times experts of a token"),
+    *TRACE_OPTIONS,
     *MODEL_OPTIONS,
     *MACHINE_OPTIONS,
     Option(key="itl", kind=kinds.REAL, group=MACHINE, metavar="MS", shown_default="none",
@@ -70,7 +78,7 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdviseRequest(HardwareRequest):
+class AdviseRequest(HardwareRequest, TraceRequest):
     """What one `equipoise advise` was asked for; `progress` is `shown` or `hidden`."""
 
     statistics: Path
@@ -129,6 +137,7 @@ def _validate(request: AdviseRequest) -> None:
     check_part("--moe-share", request.moe_share)
     if not 0 <= request.target <= 1000:
         raise UsageError(f"--target must be 0 to 1000, got {request.target:g}")
+    check_trace(request)
     check_hardware(request)
     if request.itl is not None and request.hardware is None:
         raise UsageError("--itl needs --hardware: without it nothing is known of time")
@@ -145,7 +154,7 @@ def _advice(request: AdviseRequest) -> "Advice":
     from equipoise.report.advice.inputs import AdviceInputs
 
     hardware = hardware_of(request, moves=request.itl is not None)
-    statistics = load_statistics(request.statistics)
+    statistics, step_rows = _load(request)
     installed = _load_installed(request, statistics)
     ranks = request.ranks if installed is None else installed.ranks
     assert ranks is not None
@@ -157,7 +166,7 @@ def _advice(request: AdviseRequest) -> "Advice":
         slots=request.slots,
         installed=installed,
         target=request.target,
-        step_rows=request.step_rows,
+        step_rows=request.step_rows or step_rows,
         expert=expert_of(request),
         hardware=hardware,
         latency=None if request.itl is None else request.itl / 1e3,
@@ -176,6 +185,24 @@ def _advice(request: AdviseRequest) -> "Advice":
 def _explicit_options(request: AdviseRequest, *keys: str) -> dict[str, Any]:
     """Those options that were given; the others are as `AdviceInputs` has them."""
     return {key: value for key in keys if (value := getattr(request, key)) is not None}
+
+
+def _load(request: AdviseRequest) -> "tuple[ExpertStatistics, int | None]":
+    """Statistics, and rows of a layer in a step where windows are sums of several.
+
+    Statistics are taken as they are; what holds tokens, or many steps, is summed into windows.
+    """
+    from equipoise.balancer.formats import CountsTrace
+    from equipoise.report.replay.windows import MAX_WINDOWS, windows_of
+
+    trace = open_trace(request.statistics, request)
+    if isinstance(trace, CountsTrace) and trace.steps <= MAX_WINDOWS:
+        return load_statistics(request.statistics), None
+    with usage_errors():
+        windows = windows_of(steps_of(trace, request, request.ranks or 1))
+    if not windows.statistics.layers:
+        raise UsageError(f"{request.statistics}: all counts are 0: there is nothing to balance")
+    return windows.statistics, windows.step_rows
 
 
 def _load_installed(

@@ -34,10 +34,18 @@ from equipoise.cli.offline import (
 )
 from equipoise.cli.option import Option
 from equipoise.cli.progress import part_progress_for
+from equipoise.cli.trace_options import (
+    TRACE,
+    TRACE_OPTIONS,
+    TraceRequest,
+    check_trace,
+    open_trace,
+    steps_of,
+)
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
-TRACE, SHAPE, CADENCE, OUTPUT = "the trace", "what serves", "when they plan", "output"
+SHAPE, CADENCE, OUTPUT = "what serves", "when they plan", "output"
 
 OPTIONS = (
     Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N", shown_default="required",
@@ -49,21 +57,7 @@ OPTIONS = (
            help="machines, of as many ranks each"),
     Option(key="engine", kind=kinds.ENGINE_NAMES, group=SHAPE, metavar="NAME[,NAME...]",
            shown_default="all", help=f"whose balancers: {', '.join(kinds.ENGINES)}"),
-    Option(key="format", kind=kinds.NAME, group=TRACE, metavar="NAME",
-           shown_default="as the file looks", help="format of TRACE, as the page Formats names it"),
-    Option(key="experts", kind=kinds.WHOLE, group=TRACE, metavar="N",
-           shown_default="as the file says, else its largest id + 1",
-           help="experts per layer"),
-    Option(key="layers", kind=kinds.WHOLE, group=TRACE, metavar="N",
-           shown_default="as the file says", help="layers of the model, dense ones too: SGLang's "
-           "responses do not say it"),
-    Option(key="top_k", kind=kinds.WHOLE, group=TRACE, metavar="N",
-           shown_default="as the file says", help="experts of a token, likewise"),
-    Option(key="step_tokens", kind=kinds.WHOLE, group=TRACE, metavar="N", shown_default="8192",
-           help="tokens of a step over all ranks, where TRACE holds requests"),
-    Option(key="phase", kind=kinds.PHASE, group=TRACE, metavar="|".join(kinds.PHASES),
-           shown_default="prefill", help="how tokens of requests come together: the next tokens, "
-           "or the next token of each of as many requests"),
+    *TRACE_OPTIONS,
     Option(key="range", kind=kinds.RANGE, group=TRACE, metavar="START-STOP",
            shown_default="all", help="only these steps; STOP itself is not one of them"),
     Option(key="window_size", kind=kinds.WHOLE, group=CADENCE, metavar="STEPS",
@@ -86,19 +80,15 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import CountsTrace, RoutingTrace
     from equipoise.balancer.formats.iterations import IterationRange
     from equipoise.report.replay.inputs import ReplayInputs
     from equipoise.report.replay.replay import Replay
-    from equipoise.report.replay.steps import StepSource
 
-MAX_STEP_TOKENS = 2**24
 MAX_WINDOW = 2**31
-DEFAULT_STEP_TOKENS = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayRequest(HardwareRequest):
+class ReplayRequest(HardwareRequest, TraceRequest):
     """What one `equipoise replay` was asked for; `progress` is `shown` or `hidden`."""
 
     trace: Path
@@ -106,12 +96,6 @@ class ReplayRequest(HardwareRequest):
     slots: tuple[int, ...] = ()
     nodes: int = 1
     engine: tuple[str, ...] = kinds.ENGINES
-    format: str | None = None
-    experts: int | None = None
-    layers: int | None = None
-    top_k: int | None = None
-    step_tokens: int = DEFAULT_STEP_TOKENS
-    phase: str = "prefill"
     range: "IterationRange | None" = None
     window_size: int | None = None
     step_interval: int | None = None
@@ -146,7 +130,6 @@ def _validate(request: ReplayRequest) -> None:
     check_ranks(request.ranks)
     for flag, value, most in (
         ("--nodes", request.nodes, request.ranks),
-        ("--step-tokens", request.step_tokens, MAX_STEP_TOKENS),
         ("--window-size", request.window_size, MAX_WINDOW),
         ("--step-interval", request.step_interval, MAX_WINDOW),
         *(("--slots", slots, MAX_SLOTS) for slots in request.slots),
@@ -155,6 +138,7 @@ def _validate(request: ReplayRequest) -> None:
             check_count(flag, value, most)
     if request.ranks % request.nodes:
         raise UsageError(f"--nodes {request.nodes} do not divide {request.ranks} ranks")
+    check_trace(request)
     check_hardware(request)
     check_outputs({"TRACE": request.trace}, {"--json": request.json, "--html": request.html})
 
@@ -176,9 +160,9 @@ def _inputs(request: ReplayRequest) -> "ReplayInputs":
     from equipoise.report.replay.inputs import ReplayInputs
 
     hardware = hardware_of(request, moves=True)
-    source = _source(request)
     ranks = request.ranks
     assert ranks is not None
+    source = steps_of(open_trace(request.trace, request), request, ranks, request.range)
     inputs = ReplayInputs(
         source=source,
         ranks=ranks,
@@ -209,35 +193,6 @@ def _check_room(inputs: "ReplayInputs") -> None:
     if inputs.kv_cache is not None and weights is not None:
         with usage_errors():
             inputs.kv_cache.check_room(weights, "--memory")
-
-
-def _source(request: ReplayRequest) -> "StepSource":
-    from equipoise.balancer.formats import CountsTrace
-    from equipoise.report.replay.steps import CountedSteps, Phase, TokenSteps
-
-    trace = _read(request)
-    assert request.ranks is not None
-    first, last = (0, None) if request.range is None else (request.range.start, request.range.stop)
-    if isinstance(trace, CountsTrace):
-        return CountedSteps(trace, first, last)
-    return TokenSteps(trace, request.ranks, request.step_tokens, Phase(request.phase), first, last)
-
-
-def _read(request: ReplayRequest) -> "CountsTrace | RoutingTrace":
-    from equipoise.balancer.formats import read_trace
-    from equipoise.balancer.formats.trace_parts import TraceShapeMissing
-
-    with usage_errors():
-        try:
-            return read_trace(
-                request.trace,
-                format=request.format,
-                layers=request.layers,
-                top_k=request.top_k,
-                experts=request.experts,
-            )
-        except TraceShapeMissing as error:
-            raise UsageError(f"{error}: give --layers and --top-k") from error
 
 
 def _write(request: ReplayRequest, result: "Replay", command: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
@@ -364,3 +365,21 @@ def test_advise_tells_which_part_it_plans(
     assert any(line.startswith("planning: 12 slots on 4 ranks, after ") for line in messages)
     assert any(line.startswith("planning: 2 ranks, after ") for line in messages)
     assert equipoise("advise", "counts.npy", *RANKS, "--quiet").err == ""
+
+
+def test_advise_takes_tokens_as_an_engine_returned_them(equipoise: Callable[..., Any]) -> None:
+    tokens = str(ROOT / "tests" / "data" / "traces" / "shipped-model-vllm-routed")
+    answer = equipoise("advise", tokens, *RANKS, "--step-tokens", "64", "--quiet")
+    assert (answer.code, answer.err) == (0, "")
+    assert "6 layers of 32 experts" in answer.out
+
+
+def test_advise_sums_steps_of_a_long_trace_into_windows(equipoise: Callable[..., Any]) -> None:
+    steps = np.tile(np.load("counts.npy")[:1], (3000, 1, 1))
+    np.save("long.npy", steps)
+    answer = equipoise("advise", "long.npy", *RANKS)
+    assert answer.code == 0
+    words = " ".join(answer.out.split())
+    assert "375 windows" in words
+    [rows] = {int(layer.sum()) for layer in steps[0]}
+    assert f"{rows:,} rows of a layer, as given or recorded" in words

@@ -19,7 +19,7 @@ def basis_lines(advice: Advice) -> Iterator[str]:
     """Lines of a name and what it is."""
     question, split = advice.question, advice.split
     yield _basis_line("load", _load(advice))
-    source = "as asked for" if question.step_rows else "a window is taken for a step"
+    source = "as given or recorded" if question.step_rows else "a window is taken for a step"
     yield _basis_line("step", f"{step_rows(question, split):,} rows of a layer, {source}")
     runs = "experts in their order, one replica each" if question.installed is None else "installed"
     yield _basis_line("now", runs)

@@ -1,0 +1,91 @@
+"""What `advise` and `replay` ask of a routing trace alike: what its file leaves out, and steps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.cli import kinds
+from equipoise.cli.offline import usage_errors
+from equipoise.cli.option import Option
+from equipoise.cli.validation import check_count
+from equipoise.hal.errors import UsageError
+
+if TYPE_CHECKING:
+    from equipoise.balancer.formats import CountsTrace, RoutingTrace
+    from equipoise.balancer.formats.iterations import IterationRange
+    from equipoise.report.replay.steps import StepSource
+
+TRACE = "the trace"
+DEFAULT_STEP_TOKENS = 8192
+MAX_STEP_TOKENS = 2**24
+
+TRACE_OPTIONS = (
+    Option(key="format", kind=kinds.NAME, group=TRACE, metavar="NAME",
+           shown_default="as the file looks", help="format of the file, as the page Formats names "
+           "it"),
+    Option(key="experts", kind=kinds.WHOLE, group=TRACE, metavar="N",
+           shown_default="as the file says, else its largest id + 1",
+           help="experts per layer"),
+    Option(key="layers", kind=kinds.WHOLE, group=TRACE, metavar="N",
+           shown_default="as the file says", help="layers of the model, dense ones too: SGLang's "
+           "responses do not say it"),
+    Option(key="top_k", kind=kinds.WHOLE, group=TRACE, metavar="N",
+           shown_default="as the file says", help="experts of a token, likewise"),
+    Option(key="step_tokens", kind=kinds.WHOLE, group=TRACE, metavar="N",
+           shown_default=f"{DEFAULT_STEP_TOKENS}",
+           help="tokens of a step over all ranks, where the file holds requests"),
+    Option(key="phase", kind=kinds.PHASE, group=TRACE, metavar="|".join(kinds.PHASES),
+           shown_default="prefill", help="how tokens of requests come together: the next tokens, "
+           "or the next token of each of as many requests"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRequest:
+    """What both commands were asked for; each as its option says, None where it was not given."""
+
+    format: str | None = None
+    experts: int | None = None
+    layers: int | None = None
+    top_k: int | None = None
+    step_tokens: int = DEFAULT_STEP_TOKENS
+    phase: str = "prefill"
+
+
+def check_trace(request: TraceRequest) -> None:
+    """Raises UsageError for a value out of range."""
+    check_count("--step-tokens", request.step_tokens, MAX_STEP_TOKENS)
+
+
+def open_trace(path: Path, request: TraceRequest) -> "CountsTrace | RoutingTrace":
+    """Raises UsageError in one line, which names the options that are missing."""
+    from equipoise.balancer.formats import read_trace
+    from equipoise.balancer.formats.trace_parts import TraceShapeMissing
+
+    with usage_errors():
+        try:
+            return read_trace(
+                path,
+                format=request.format,
+                layers=request.layers,
+                top_k=request.top_k,
+                experts=request.experts,
+            )
+        except TraceShapeMissing as error:
+            raise UsageError(f"{error}: give --layers and --top-k") from error
+
+
+def steps_of(
+    trace: "CountsTrace | RoutingTrace",
+    request: TraceRequest,
+    ranks: int,
+    during: "IterationRange | None" = None,
+) -> "StepSource":
+    """The trace as steps on so many ranks, or only some of them."""
+    from equipoise.balancer.formats import CountsTrace
+    from equipoise.report.replay.steps import CountedSteps, Phase, TokenSteps
+
+    first, last = (0, None) if during is None else (during.start, during.stop)
+    if isinstance(trace, CountsTrace):
+        return CountedSteps(trace, first, last)
+    return TokenSteps(trace, ranks, request.step_tokens, Phase(request.phase), first, last)
