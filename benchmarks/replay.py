@@ -127,7 +127,7 @@ def _first_step(record: RunRecord) -> int:
 
 def speed() -> None:
     """One balancer over a long trace."""
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "counts.npy"
         _write_trace(path)
         rows = [_timed(path, engine) for engine in ("vllm", "equipoise")]
