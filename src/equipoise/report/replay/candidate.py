@@ -252,7 +252,12 @@ class OurCandidate:
         """By the engine's own code."""
         staging = LAYERS_STAGED * self.shape.slots_per_rank
         plan = plan_rebalance(load.windows, installed, self.shape, limits_of(self.config, staging))
-        return ProposedLayout(plan.layout, plan.changed_layers)
+        changed, shares = list(plan.changed_layers), plan.layout.shares
+        if self.mode is ShareMode.LAGGED:
+            # Of layers that stay, those that were solved since are newer than the plan's.
+            shares = installed.shares.copy()
+            shares[changed] = plan.layout.shares[changed]
+        return ProposedLayout(Layout(plan.layout.placement, shares), plan.changed_layers)
 
     def rule(self, layout: Layout, has_tokens: bool) -> RankRowsRule:
         """Levelled from counts, or drawn by shares."""

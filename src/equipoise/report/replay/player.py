@@ -15,6 +15,9 @@ from equipoise.report.replay.step_price import StepPrice, mean_of_layers, step_i
 from equipoise.report.replay.steps import StepBlock
 
 NEVER = 1 << 62
+AGREEMENT_LATENCY = 3
+"""Steps from the end of a window to the first with the plan's shares: the vote on opening, the plan
+and the vote on it each end at a step's boundary."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Player:
         self._layout = candidate.start()
         self._rule: RankRowsRule | None = None
         self._pending: deque[tuple[int, tuple[int, ...], Layout]] = deque()
+        self._solved: tuple[int, Layout] | None = None
         self._history = _LoadHistory(candidate.cadence, candidate.sub_windows)
         self._shares = candidate.share_updates()
         self.measured = Measurements(
@@ -122,7 +126,8 @@ class Player:
 
     def _next_event(self, step: int) -> int:
         commit = self._pending[0][0] if self._pending else NEVER
-        return min(commit, self._history.next_boundary(step))
+        solved = self._solved[0] if self._solved else NEVER
+        return min(commit, solved, self._history.next_boundary(step))
 
     def _serve(self, block: StepBlock, first: int, last: int) -> None:
         rule = self._installed_rule(block)
@@ -162,17 +167,26 @@ class Player:
         while self._pending and self._pending[0][0] <= step:
             _, layers, layout = self._pending.popleft()
             self._commit(layers, layout)
+        if self._solved is not None and self._solved[0] <= step:
+            self._install_shares(self._solved[1])
         if (latest := self._history.end_of_sub_window(step)) is not None:
-            self._refresh(latest)
+            self._solve_shares(latest, step)
         if self._history.plan_is_due(step):
             self._plan(step)
 
-    def _refresh(self, load: Load) -> None:
+    def _solve_shares(self, load: Load, step: int) -> None:
+        """New shares serve from the step after the next boundary on."""
         if self._shares is None:
             return
         shares = self._shares.new_shares(load, self._layout)
         if shares is not None:
-            self._install(Layout(self._layout.placement, shares))
+            self._solved = step + 1, Layout(self._layout.placement, shares)
+
+    def _install_shares(self, solved: Layout) -> None:
+        """Of layers that have the placement that they were solved for."""
+        self._solved = None
+        same = (solved.placement == self._layout.placement).all(axis=1)
+        self._commit(tuple(np.flatnonzero(same).tolist()), solved)
 
     def _plan(self, step: int) -> None:
         windows = self._history.windows()
@@ -191,8 +205,9 @@ class Player:
         cadence = self.candidate.cadence
         assert cadence is not None
         stays = np.setdiff1d(np.arange(len(old)), plan.order)
-        # Layers that keep their placement get the plan's shares at once.
-        self._commit(tuple(stays.tolist()), plan.layout)
+        # Layers that keep their placement get the plan's shares when the plan is agreed on.
+        latency = 0 if cadence.blocking else min(cadence.latency, AGREEMENT_LATENCY)
+        self._pending.append((step + latency, tuple(stays.tolist()), plan.layout))
         commits = _commit_steps(plan.order, copies, cadence, step, self._link)
         pause = None
         busiest = int(copies.sum(axis=0).max())
