@@ -53,6 +53,7 @@ def _outcome(replay: Replay, one: Outcome) -> dict[str, Any]:
         "imbalance_standard_error": one.standard_error,
         "time": json_float(one.mean_seconds),
         "paused_seconds": None if replay.inputs.transfers is None else one.pauses,
+        "link_share": one.link_share(replay.steps_in_seconds),
         "copies": one.copies,
         "batch": one.batch,
         "kv_tokens": one.kv_tokens,

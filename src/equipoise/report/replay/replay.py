@@ -37,6 +37,7 @@ class Outcome:
         batch: part of the recorded batch that the KV cache has room for; 1 where all.
         kv_tokens: of a rank's KV cache; None where unknown.
         weight_bytes: of a rank's experts; None where unknown.
+        link_seconds: that moves take on the link of the ranks that receive most; None where unknown.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Outcome:
     batch: float
     kv_tokens: int | None
     weight_bytes: int | None
+    link_seconds: float | None
 
     @property
     def slots(self) -> int:
@@ -96,6 +98,12 @@ class Outcome:
     def copies(self) -> int:
         """That moved, in all rebalances."""
         return sum(one.copies for one in self.rebalances)
+
+    def link_share(self, steps_in_seconds: bool) -> float | None:
+        """Part of the trace's time that moves take on the link; None where either is unknown."""
+        if self.link_seconds is None or not steps_in_seconds:
+            return None
+        return self.link_seconds / (self.mean_seconds * self.served + self.pauses)
 
     def throughput(self, steps_in_seconds: bool) -> float:
         """Batches of the recorded size in a unit of time; pauses count where both are seconds."""
@@ -222,7 +230,8 @@ def _result(
 def _outcome(player: Player, inputs: ReplayInputs, now: float, experts_alone: bool) -> Outcome:
     found, one = player.measured, player.candidate
     weights = inputs.weight_bytes(one.shape.slots)
-    cache = inputs.kv_cache
+    cache, link = inputs.kv_cache, inputs.transfers
+    busiest = sum(move.busiest for move in found.rebalances)
     return Outcome(
         name=one.name,
         engine=one.engine,
@@ -239,6 +248,7 @@ def _outcome(player: Player, inputs: ReplayInputs, now: float, experts_alone: bo
         batch=inputs.batch(one.shape.slots),
         kv_tokens=None if cache is None or weights is None else cache.tokens(weights),
         weight_bytes=weights,
+        link_seconds=None if link is None else link.seconds(busiest),
     )
 
 

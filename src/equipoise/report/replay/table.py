@@ -12,6 +12,8 @@ from equipoise.report.text import format_size, pluralize
 WIDTH = 100
 NAME = 30
 MISSING = "-"
+BUSY = 0.05
+"""Part of the time of the link from which on moves may slow down dispatch and combine."""
 HEADS = "", "slots", "imbalance", "p95", "step", "plans", "moved", "paused", "KV", "gain"
 
 
@@ -148,7 +150,7 @@ def basis(replay: Replay) -> Iterator[tuple[str, str]]:
     if error:
         evaluated = f"of {len(replay.now.steps):,} steps, evenly spaced"
         yield "imbalance", f"{evaluated}; twice the standard error is {2 * error:.4f}"
-    yield "moves", _move_basis(inputs)
+    yield "moves", _move_basis(replay)
     yield "KV cache", _cache(inputs)
 
 
@@ -159,14 +161,24 @@ def _step_basis(replay: Replay) -> str:
     return f"{replay.price}; {unit}"
 
 
-def _move_basis(inputs: ReplayInputs) -> str:
+def _move_basis(replay: Replay) -> str:
+    inputs = replay.inputs
     if inputs.transfers is None:
         return "--hardware and --expert-bytes say how long they take"
     size = format_size(inputs.transfers.expert_bytes)
     link = f"{size} an expert over the {inputs.link} link"
     if inputs.step_seconds is None:
         return f"{link}; pauses count towards the gain where --itl is known"
-    return f"{link}; a pause is the transfer alone, without planning"
+    text = f"{link}; a pause is the transfer alone, without planning"
+    shares = ((one, one.link_share(replay.steps_in_seconds) or 0.0) for one in replay.outcomes)
+    busy = ", ".join(
+        f"{one.name} in {one.slots:,} slots {share:.0%}" for one, share in shares if share >= BUSY
+    )
+    return (
+        f"{text}; not priced: part of the time that moves take on the link: {busy}"
+        if busy
+        else text
+    )
 
 
 def _cadences(replay: Replay) -> str:

@@ -14,7 +14,7 @@ from equipoise.report.replay.engines import ENGINES
 from equipoise.report.replay.inputs import ReplayInputs
 from equipoise.report.replay.replay import Replay, replay
 from equipoise.report.replay.steps import CountedSteps
-from equipoise.report.replay.table import headline
+from equipoise.report.replay.table import basis, headline
 
 LAYERS, EXPERTS, RANKS, ROWS, STEPS = 4, 32, 8, 4096, 600
 EXPERT = Expert.of_dimensions(4096, 1536, "fp8")
@@ -99,6 +99,23 @@ def test_pauses_are_paid_for_by_throughput() -> None:
     assert decide(fast).best is not None
     assert decide(slow).best is None
     assert "pauses for moving weights cost what balance gains" in headline(slow, decide(slow))
+
+
+def test_moves_that_keep_the_link_busy_are_told() -> None:
+    """They run beside serving, so no pause shows them."""
+    trace = traffic(lambda step: popularity(1, 1.0))
+    result = replayed(trace, engines=("vllm",), link="host", expert=Expert(256 << 20, "fp8"))
+    one, link = result.outcomes[1], result.inputs.transfers
+    assert link is not None
+    received = sum(link.seconds(move.busiest) for move in one.rebalances)
+    share = one.link_share(result.steps_in_seconds)
+    assert share == pytest.approx(received / one.mean_seconds / one.served)
+    assert (
+        f"moves take on the link: vllm in {one.slots} slots {share:.0%}"
+        in dict(basis(result))["moves"]
+    )
+    light = replayed(trace, engines=("vllm",), expert=Expert(1 << 10, "fp8"))
+    assert "not priced" not in dict(basis(light))["moves"]
 
 
 def test_trace_before_any_plan_decides_nothing() -> None:
