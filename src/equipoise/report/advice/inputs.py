@@ -139,8 +139,8 @@ def chance_imbalance(rows: int, ranks: int) -> float:
 
 MAX_WINDOWS = 64
 """To measure on: more take time and change nothing."""
-FOLLOWED_WINDOWS = 4
-"""Likewise, which are planned by the one before."""
+FOLLOWED_WINDOWS = 16
+"""Likewise, which are planned by the one before: each is a plan."""
 LOCAL_WINDOWS = 8
 """Likewise, of which steps are drawn: a step is levelled rank by rank."""
 MAX_LOCAL_ROWS = 8192
@@ -159,10 +159,12 @@ class TrainTestSplit:
         train: the first half, that is planned on.
         test: the other half, or of it as many, evenly spaced, as `MAX_WINDOWS`; the same as
             `train` where there is one window only.
+        all: every window with rows, in order.
     """
 
     train: ExpertStatistics
     test: ExpertStatistics
+    all: ExpertStatistics
 
     @classmethod
     def of(cls, statistics: ExpertStatistics) -> "TrainTestSplit":
@@ -172,10 +174,11 @@ class TrainTestSplit:
             statistics = _windows(statistics, with_rows)
         half = statistics.windows // 2
         if not half:
-            return cls(statistics, statistics)
+            return cls(statistics, statistics, statistics)
         rest = range(half, statistics.windows)
         places = np.linspace(rest[0], rest[-1], min(len(rest), MAX_WINDOWS)).round().astype(int)
-        return cls(_windows(statistics, np.arange(half)), _windows(statistics, places))
+        train, test = np.arange(half), places
+        return cls(_windows(statistics, train), _windows(statistics, test), statistics)
 
     @property
     def held_out(self) -> bool:
@@ -202,16 +205,21 @@ class TrainTestSplit:
     def following(self, slots: int, ranks: int) -> "ServedWindows":
         """Windows measured on, each served by the plan of the window before it.
 
-        That is what a balancer that follows the load does. `FOLLOWED_WINDOWS` of them, evenly
-        spaced; none where no window has one before it.
+        That is what a balancer that follows the load does. `FOLLOWED_WINDOWS` of them at most: one
+        of each run of as many, drawn, since domains may alternate as often as a sample is taken.
+        None of fewer than three windows: the plan of the one before is then that of `train`.
         """
-        last = self.test.windows - 1
-        places = np.linspace(1, last, min(last, FOLLOWED_WINDOWS)).round().astype(int)
+        windows, half = self.all, self.all.windows // 2
+        if windows.windows < 3:
+            return ()
+        rest = np.arange(half, windows.windows)
+        runs = np.array_split(rest, min(len(rest), FOLLOWED_WINDOWS))
+        draws = np.random.default_rng(0)
         served = []
-        for place in places.tolist():
-            before = plan(self.test.counts[place - 1], slots=slots, ranks=ranks, policy="connected")
-            layout = ExpertPlacement(before.placement, before.shares, ranks, self.test.layers)
-            served.append((_windows(self.test, np.array([place])), layout))
+        for place in (int(draws.choice(run)) for run in runs):
+            before = plan(windows.counts[place - 1], slots=slots, ranks=ranks, policy="connected")
+            layout = ExpertPlacement(before.placement, before.shares, ranks, windows.layers)
+            served.append((_windows(windows, np.array([place])), layout))
         return tuple(served)
 
     def imbalance_with_exact_shares(self, placement: Placement, ranks: int) -> Reals:

@@ -11,7 +11,7 @@ from equipoise.report.placement.spread import Reals
 from equipoise.report.replay.candidate import Candidate, ProposedLayout, incoming
 from equipoise.report.replay.engine_model import Cadence, WindowLoad
 from equipoise.report.replay.rank_rows import RankRowsRule
-from equipoise.report.replay.step_price import StepPrice, mean_of_layers, step_imbalance
+from equipoise.report.replay.step_price import SlotOdds, StepPrice, mean_of_layers, step_imbalance
 from equipoise.report.replay.steps import StepBlock
 
 NEVER = 1 << 62
@@ -137,8 +137,10 @@ class Player:
         numbers = np.arange(block.first + first, block.first + last)
         evaluated = numbers[numbers % self._every == 0]
         if evaluated.size:
-            rows = rule.rank_rows(block, evaluated - block.first)
-            self._measure(rows, evaluated, self._slot_rows(load, rule) / (last - first))
+            places = evaluated - block.first
+            placement, ranks = self._layout.placement, self.candidate.shape.ranks
+            odds = SlotOdds(block.counts[places], placement, rule.slot_parts(), ranks)
+            self._measure(rule.rank_rows(block, places), evaluated, odds)
 
     def _installed_rule(self, block: StepBlock) -> RankRowsRule:
         if self._rule is None:
@@ -151,7 +153,7 @@ class Player:
         return expected
 
     def _measure(
-        self, rows: npt.NDArray[np.float32], steps: npt.NDArray[np.int64], slot_rows: Reals
+        self, rows: npt.NDArray[np.float32], steps: npt.NDArray[np.int64], odds: SlotOdds
     ) -> None:
         uneven, found = step_imbalance(rows), self.measured
         known = ~np.isnan(uneven)
@@ -160,7 +162,7 @@ class Player:
         found.rank_rows += rows.sum(axis=0, dtype=np.float64)
         found.steps.append(steps)
         found.imbalance.append(mean_of_layers(uneven))
-        found.seconds.append(self._price.steps(rows, slot_rows))
+        found.seconds.append(self._price.steps(rows, odds))
 
     def _events(self, step: int) -> None:
         """What happens when so many steps have been served."""

@@ -37,7 +37,7 @@ class Outcome:
         batch: part of the recorded batch that the KV cache has room for; 1 where all.
         kv_tokens: of a rank's KV cache; None where unknown.
         weight_bytes: of a rank's experts; None where unknown.
-        link_seconds: that moves take on the link of the ranks that receive most; None where unknown.
+        link_seconds: that moves take on the link of those who receive most; None where unknown.
     """
 
     name: str

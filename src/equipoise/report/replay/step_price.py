@@ -6,9 +6,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balancer.experts.placement import Placement
 from equipoise.report.advice.dead_zone import DeadZone
 from equipoise.report.advice.hardware import Roofline
 from equipoise.report.placement.spread import Reals
+from equipoise.report.replay.engine_model import Parts
 from equipoise.report.replay.rank_rows import StepRows
 
 
@@ -28,6 +30,45 @@ def mean_of_layers(values: Reals) -> Reals:
     return mean
 
 
+CHUNK = 1 << 20
+"""Values of slots that are in memory at a time."""
+ALMOST_ONE = 1.0 - 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class SlotOdds:
+    """Where single steps send their rows.
+
+    Attributes:
+        counts: rows of experts, integers (steps, layers, experts).
+        placement: the expert in each slot, (layers, slots).
+        parts: part of its expert's rows that each slot gets, (layers, slots).
+        ranks: a divisor of the slots.
+    """
+
+    counts: npt.NDArray[np.int32]
+    placement: Placement
+    parts: Parts
+    ranks: int
+
+    def active(self, batch: float) -> Reals:
+        """(steps, layers, ranks): slots of each rank that get a row, expected.
+
+        A slot gets none of n rows with the chance (1 - batch * part)^n.
+        """
+        layers, slots = self.placement.shape
+        missed = np.log1p(-np.minimum(self.parts.astype(np.float64) * batch, ALMOST_ONE))
+        experts = self.placement.astype(np.int64)[None]
+        active = np.empty((len(self.counts), layers, self.ranks))
+        size = max(1, CHUNK // (layers * slots))
+        for first in range(0, len(self.counts), size):
+            rows = np.take_along_axis(self.counts[first : first + size], experts, axis=2)
+            chances = -np.expm1(rows * missed)
+            by_rank = chances.reshape(len(rows), layers, self.ranks, -1)
+            active[first : first + size] = by_rank.sum(axis=3)
+        return active
+
+
 class StepPrice(Protocol):
     """Time of a step."""
 
@@ -39,12 +80,12 @@ class StepPrice(Protocol):
     def source(self) -> str:
         """What it rests on, for people."""
 
-    def steps(self, rows: StepRows, slot_rows: Reals) -> Reals:
+    def steps(self, rows: StepRows, odds: SlotOdds) -> Reals:
         """(steps,): time, NaN for a step without rows.
 
         Args:
             rows: of the ranks, (steps, layers, ranks).
-            slot_rows: rows of slots in a mean step, (layers, slots).
+            odds: of slots, in the same steps.
         """
 
 
@@ -68,7 +109,7 @@ class DeadZonePrice:
             f"{zone.slope:.3f} of it longer for each 1.0 more ({zone.source})"
         )
 
-    def steps(self, rows: StepRows, slot_rows: Reals) -> Reals:
+    def steps(self, rows: StepRows, odds: SlotOdds) -> Reals:
         """By the mean imbalance of each step."""
         ratio = mean_of_layers(step_imbalance(rows)) + 1.0
         return self.dead_zone.factor(ratio)
@@ -92,12 +133,12 @@ class RooflinePrice:
         """Of what it is."""
         return f"the roofline of experts on {self.roofline.hardware.name}"
 
-    def steps(self, rows: StepRows, slot_rows: Reals) -> Reals:
+    def steps(self, rows: StepRows, odds: SlotOdds) -> Reals:
         """Sum over layers."""
-        roofline, ranks = self.roofline, rows.shape[2]
-        by_rank = (slot_rows * self.batch).reshape(len(slot_rows), ranks, -1)
-        active = -np.expm1(-by_rank).sum(axis=2)
-        reading = active * roofline.expert.size / roofline.hardware.bytes_per_second
+        roofline = self.roofline
+        reading = (
+            odds.active(self.batch) * roofline.expert.size / roofline.hardware.bytes_per_second
+        )
         rate = roofline.hardware.operations_per_second(roofline.expert.precision)
         row_seconds = self.batch * roofline.expert.operations_per_row / rate
         seconds = np.maximum(reading, rows.astype(np.float64) * row_seconds).max(axis=2)
