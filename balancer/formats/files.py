@@ -1,6 +1,7 @@
 """Reads files as bytes and writes them atomically: whole or not at all."""
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -57,8 +58,18 @@ def read_text(path: Path, data: bytes) -> str:
 
 
 def list_folder(folder: Path) -> list[str]:
-    """Returns the sorted names in a folder. Raises `FormatError`."""
-    return sorted(_with_file_errors(folder, "read", lambda: os.listdir(folder)))
+    """Returns the names in a folder, sorted, numbers by value: 2.npy is before 10.npy.
+
+    Raises `FormatError`.
+    """
+    names: list[str] = _with_file_errors(folder, "read", lambda: os.listdir(folder))
+    return sorted(names, key=lambda name: (_by_value(name), name))
+
+
+def _by_value(name: str) -> list[str | int]:
+    """Text and numbers in turn."""
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def write_bytes(path: Path, data: bytes) -> None:

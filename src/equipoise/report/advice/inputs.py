@@ -139,7 +139,7 @@ def chance_imbalance(rows: int, ranks: int) -> float:
 
 MAX_WINDOWS = 64
 """To measure on: more take time and change nothing."""
-FOLLOWED_WINDOWS = 16
+FOLLOWED_WINDOWS = 8
 """Likewise, which are planned by the one before: each is a plan."""
 LOCAL_WINDOWS = 8
 """Likewise, of which steps are drawn: a step is levelled rank by rank."""

@@ -9,6 +9,10 @@ LEAST_GAIN = 0.02
 """Of throughput: below it is not worth a change."""
 AS_GOOD = 0.005
 """Of throughput: outcomes so near to each other are as good."""
+BUSY_LINK = 0.05
+"""Of the time: moves on a link for longer delay dispatch and combine, which is not priced."""
+MANY_COPIES = 0.01
+"""Likewise of all slots in a mean step, where the time of moves is not known."""
 LOWERED = 0.25
 """Of the imbalance: a balancer that does not lower it by so much has not followed the load."""
 
@@ -42,8 +46,8 @@ def decide(replay: Replay) -> Decision:
 def _best(replay: Replay, outcomes: list[Outcome]) -> Outcome | None:
     # Without a plan it is its first placement that differs, which says nothing of a balancer.
     planned = [one for one in outcomes if one.rebalances]
-    # A collective in every layer is not priced: it has to gain so much more than what needs none.
-    plain = [one for one in planned if not one.collective]
+    # What has a cost that is not priced has to gain so much more than what has none.
+    plain = [one for one in planned if unpriced_cost(replay, one) is None]
     if _most(replay, planned) < _most(replay, plain) + LEAST_GAIN:
         planned = plain
     most = _most(replay, planned)
@@ -51,6 +55,17 @@ def _best(replay: Replay, outcomes: list[Outcome]) -> Outcome | None:
         return None
     good = [one for one in planned if replay.gain(one) >= most - AS_GOOD]
     return min(good, key=lambda one: (one.slots, one.engine != OURS))
+
+
+def unpriced_cost(replay: Replay, outcome: Outcome) -> str | None:
+    """What a candidate costs that its throughput leaves out, where that is much; else None."""
+    if outcome.collective:
+        return "its ranks exchange counts in every layer and step"
+    share = outcome.link_share(replay.steps_in_seconds)
+    if share is not None:
+        return f"its moves take {share:.0%} of the link's time" if share >= BUSY_LINK else None
+    part = outcome.copies / outcome.served / (outcome.shape.layers * outcome.slots)
+    return f"it moves {part:.0%} of all slots in every step" if part >= MANY_COPIES else None
 
 
 def _most(replay: Replay, outcomes: list[Outcome]) -> float:
@@ -66,23 +81,26 @@ def _reason(replay: Replay, best: Outcome | None) -> str:
         if _cache_decides(replay, best):
             return f"{why}; redundant slots would cost more KV cache than they gain"
         return f"{why}, without a redundant slot"
-    others = replay.outcomes[1:]
+    others = [one for one in replay.outcomes[1:] if one.rebalances]
     if not others:
         return "there is no balancer to compare with"
     top = max(others, key=replay.gain)
     would = f"the best, {top.name} in {top.slots:,} slots, would change throughput by"
-    return f"{would} {replay.gain(top):+.1%}: {_obstacle(replay)}"
+    return f"{would} {replay.gain(top):+.1%}: {_obstacle(replay, top, others)}"
 
 
-def _obstacle(replay: Replay) -> str:
-    """Why no balancer gains anything."""
+def _obstacle(replay: Replay, top: Outcome, others: list[Outcome]) -> str:
+    """Why no balancer gains anything that is worth it."""
     now = replay.now
-    fastest = min(replay.outcomes, key=lambda one: one.mean_seconds)
+    cost = unpriced_cost(replay, top)
+    if replay.gain(top) >= LEAST_GAIN and cost is not None:
+        return f"{cost}, which is not priced"
+    fastest = min(others, key=lambda one: one.mean_seconds)
     if now.mean_seconds / fastest.mean_seconds - 1 >= LEAST_GAIN:
         if fastest.batch < 1:
             return "redundant slots cost more KV cache than balance gains"
         return "pauses for moving weights cost what balance gains"
-    least = min(one.mean_imbalance for one in replay.outcomes)
+    least = min(one.mean_imbalance for one in others)
     if least > now.mean_imbalance * (1 - LOWERED):
         return f"load changes faster than balancers follow, imbalance stays at {least:.3f}"
     return f"a step takes hardly longer for an imbalance of {now.mean_imbalance:.3f}"

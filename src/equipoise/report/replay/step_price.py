@@ -91,7 +91,7 @@ class StepPrice(Protocol):
 
 @dataclass(frozen=True)
 class DeadZonePrice:
-    """A hinge in max/mean of the ranks, mean over layers.
+    """A hinge in max/mean of the ranks of each layer, mean over layers.
 
     Attributes:
         dead_zone: its knee and slope.
@@ -110,9 +110,8 @@ class DeadZonePrice:
         )
 
     def steps(self, rows: StepRows, odds: SlotOdds) -> Reals:
-        """By the mean imbalance of each step."""
-        ratio = mean_of_layers(step_imbalance(rows)) + 1.0
-        return self.dead_zone.factor(ratio)
+        """By the imbalance of each layer: ranks wait for one another in every one."""
+        return mean_of_layers(self.dead_zone.factor(step_imbalance(rows) + 1.0))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from textwrap import fill
 
-from equipoise.report.replay.decision import Decision, decide
+from equipoise.report.replay.decision import Decision, decide, unpriced_cost
 from equipoise.report.replay.inputs import ReplayInputs
 from equipoise.report.replay.replay import Outcome, Replay
 from equipoise.report.terminal import ColourMode, TextStyle, styled
@@ -12,8 +12,6 @@ from equipoise.report.text import format_size, pluralize
 WIDTH = 100
 NAME = 30
 MISSING = "-"
-BUSY = 0.05
-"""Part of the time of the link from which on moves may slow down dispatch and combine."""
 HEADS = "", "slots", "imbalance", "p95", "step", "plans", "moved", "paused", "KV", "gain"
 
 
@@ -164,21 +162,20 @@ def _step_basis(replay: Replay) -> str:
 def _move_basis(replay: Replay) -> str:
     inputs = replay.inputs
     if inputs.transfers is None:
-        return "--hardware and --expert-bytes say how long they take"
-    size = format_size(inputs.transfers.expert_bytes)
-    link = f"{size} an expert over the {inputs.link} link"
-    if inputs.step_seconds is None:
-        return f"{link}; pauses count towards the gain where --itl is known"
-    text = f"{link}; a pause is the transfer alone, without planning"
-    shares = ((one, one.link_share(replay.steps_in_seconds) or 0.0) for one in replay.outcomes)
-    busy = ", ".join(
-        f"{one.name} in {one.slots:,} slots {share:.0%}" for one, share in shares if share >= BUSY
-    )
-    return (
-        f"{text}; not priced: part of the time that moves take on the link: {busy}"
-        if busy
-        else text
-    )
+        text = "--hardware and --expert-bytes say how long they take"
+    else:
+        size = format_size(inputs.transfers.expert_bytes)
+        text = f"{size} an expert over the {inputs.link} link; "
+        if inputs.step_seconds is None:
+            text += "pauses count towards the gain where --itl is known"
+        else:
+            text += "a pause is the transfer alone, without planning"
+    costs = [
+        f"{one.name} in {one.slots:,} slots: {cost}"
+        for one in replay.outcomes
+        if not one.collective and (cost := unpriced_cost(replay, one)) is not None
+    ]
+    return "; not priced: ".join([text, "; ".join(costs)] if costs else [text])
 
 
 def _cadences(replay: Replay) -> str:
@@ -188,6 +185,8 @@ def _cadences(replay: Replay) -> str:
             continue
         how = "pausing" if one.cadence.blocking else "overlapped with the forward pass"
         steps = f"every {one.cadence.interval:,} steps by the last {one.cadence.window:,}"
+        if one.cadence.first != one.cadence.interval:
+            steps += f", first after {one.cadence.first:,}"
         texts.setdefault(one.engine, f"{one.engine} {steps}, {how}")
     return "; ".join(texts.values())
 

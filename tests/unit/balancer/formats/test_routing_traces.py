@@ -77,6 +77,13 @@ def test_routing_trace_reads_back_ids_of_every_format(writer: str, parts: list[I
             assert all(map(np.array_equal, found, parts))
 
 
+def test_arrays_of_a_folder_are_requests_in_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 9, 0, 2):
+        np.save(tmp_path / f"{number}.npy", np.full((1, 2, 1), number, np.uint8))
+    parts = [int(part.ids[0, 0, 0]) for part in routing(tmp_path).parts()]
+    assert parts == [0, 2, 9, 10]
+
+
 @pytest.mark.parametrize("form", ["vllm-routed", "sglang-routed"])
 @given(parts=samples.requests(fewest_layers=2), dense=st.integers(0, 1))
 def test_written_trace_reads_back_equal(form: str, parts: list[Ids], dense: int) -> None:

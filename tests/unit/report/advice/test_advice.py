@@ -376,18 +376,18 @@ def test_following_serves_each_window_by_the_plan_of_the_one_before() -> None:
 
 
 def test_following_plans_by_the_neighbour_of_windows_that_are_sampled() -> None:
-    """Of 400 windows 16 are drawn; domains that last 50 windows have changed before hardly any."""
+    """Of 400 windows 8 are drawn; domains that last 50 windows have changed before hardly any."""
     counts = np.full((400, 1, 8), 100, dtype=np.int64)
     for window in range(400):
         counts[window, 0, window // 50 % 8] = 3000
     split = TrainTestSplit.of(ExpertStatistics(counts))
     served = split.following(12, 4)
-    assert len(served) == 16
+    assert len(served) == 8
     followed = [
         np.bincount(layout.placement[0]).argmax() == windows.counts[0, 0].argmax()
         for windows, layout in served
     ]
-    assert sum(followed) >= 14
+    assert sum(followed) >= 6
 
 
 def test_connectable_needs_experts_plus_ranks_less_one_slots() -> None:

@@ -9,7 +9,7 @@ from equipoise.balancer.formats.routing_trace import CountsTrace
 from equipoise.report.advice.dead_zone import DeadZone
 from equipoise.report.advice.hardware import Expert, find_hardware
 from equipoise.report.advice.kv_cache import KvCache
-from equipoise.report.replay.decision import decide
+from equipoise.report.replay.decision import decide, unpriced_cost
 from equipoise.report.replay.engines import ENGINES
 from equipoise.report.replay.inputs import ReplayInputs
 from equipoise.report.replay.replay import Replay, replay
@@ -110,12 +110,48 @@ def test_moves_that_keep_the_link_busy_are_told() -> None:
     received = sum(link.seconds(move.busiest) for move in one.rebalances)
     share = one.link_share(result.steps_in_seconds)
     assert share == pytest.approx(received / one.mean_seconds / one.served)
-    assert (
-        f"moves take on the link: vllm in {one.slots} slots {share:.0%}"
-        in dict(basis(result))["moves"]
-    )
+    told = f"not priced: vllm in {one.slots} slots: its moves take {share:.0%} of the link's time"
+    assert told in dict(basis(result))["moves"]
     light = replayed(trace, engines=("vllm",), expert=Expert(1 << 10, "fp8"))
     assert "not priced" not in dict(basis(light))["moves"]
+
+
+def test_moves_without_a_price_have_to_gain_more() -> None:
+    """TensorRT-LLM's moves a part of all slots in every step, to follow what is chance."""
+    trace = traffic(lambda step: popularity(step // 60, 1.0))
+    unknown = {"hardware": None, "expert": None, "step_seconds": None}
+    options = {"engines": ("trtllm", "equipoise"), "window": None, "interval": None}
+    result = replayed(trace, **unknown, **options)
+    heavy = next(one for one in result.outcomes if one.engine == "trtllm")
+    part = heavy.copies / STEPS / (LAYERS * heavy.slots)
+    assert part > 0.01
+    assert f"it moves {part:.0%} of all slots in every step" in dict(basis(result))["moves"]
+    assert unpriced_cost(result, heavy) is not None
+    best = decide(result).best
+    assert best is not None
+    light = [one for one in result.outcomes[1:] if one.rebalances and one.engine == "equipoise"]
+    most = max(map(result.gain, light))
+    assert (best is heavy) == (result.gain(heavy) >= most + 0.02)
+
+
+def test_gain_of_collective_alone_is_left_with_its_reason() -> None:
+    """With so few rows chance is most of the imbalance, which only counts of all ranks level."""
+    odds = np.full((LAYERS, EXPERTS), 1 / EXPERTS)
+    steps = [np.random.default_rng(step).poisson(odds * 600) for step in range(STEPS)]
+    counts = np.array(steps, np.int32)
+    trace = CountsTrace(
+        tuple(range(LAYERS)), EXPERTS, 8, STEPS, "here", lambda size: iter([counts])
+    )
+    result = replayed(trace, dead_zone=DeadZone(1.0, 0.2, "measured"), engines=("equipoise",))
+    exact = max(result.outcomes, key=result.gain)
+    assert exact.name == "equipoise exact"
+    assert 0.02 < result.gain(exact) < 0.04
+    decision = decide(result)
+    assert decision.best is None
+    assert decision.reason.endswith(
+        f"{result.gain(exact):+.1%}: its ranks exchange counts in every layer and step, "
+        "which is not priced"
+    )
 
 
 def test_trace_before_any_plan_decides_nothing() -> None:
