@@ -191,8 +191,9 @@ def default_sub_window(window: int, interval: int) -> int:
     """Steps that divide the interval, as near to a quarter of the window as can be; the window is
     then rounded down to a multiple."""
     quarter = max(window / 4, 1.0)
-    fitting = [steps for steps in range(1, window + 1) if interval % steps == 0]
-    return min(fitting, key=lambda steps: abs(math.log(steps / quarter)))
+    small = [steps for steps in range(1, math.isqrt(interval) + 1) if interval % steps == 0]
+    fitting = [steps for low in small for steps in (low, interval // low) if steps <= window]
+    return min(sorted(fitting), key=lambda steps: abs(math.log(steps / quarter)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,6 +128,9 @@ def _recording(path: Path, files: list[Path]) -> _Recording:
             raise FormatError(str(file), str(error)) from None
         if not of_file.size or of_file.min() < 0 or of_file.max() >= MAX_EXPERTS:
             raise FormatError(str(file), f"{SLOT_MAP} is empty, or has what is no expert")
+        if of_file.max() >= of_file.shape[1]:
+            what = f"{SLOT_MAP} has expert {of_file.max()} in {of_file.shape[1]} slots"
+            raise FormatError(str(file), what)
         if slot_map is not None and not np.array_equal(slot_map, of_file):
             raise FormatError(str(file), f"{SLOT_MAP} is not that of {files[0].name}")
         slot_map = of_file

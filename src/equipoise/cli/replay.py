@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from equipoise.report.replay.inputs import ReplayInputs
     from equipoise.report.replay.replay import Replay
 
-MAX_WINDOW = 2**31
+MAX_WINDOW = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +136,13 @@ def _validate(request: ReplayRequest) -> None:
     ):
         if value is not None:
             check_count(flag, value, most)
+    window, interval = request.window_size, request.step_interval
+    if window is not None and interval is not None and window > interval:
+        raise UsageError(f"--window-size {window} is longer than --step-interval {interval}")
+    if request.memory_share is not None and request.kv_bytes_per_token is None:
+        raise UsageError("--memory-share needs --kv-bytes-per-token")
+    if request.memory_share is not None and request.memory is not None:
+        raise UsageError("--memory, or --memory-share of the hardware's: they say the same, twice")
     if request.ranks % request.nodes:
         raise UsageError(f"--nodes {request.nodes} do not divide {request.ranks} ranks")
     check_trace(request)

@@ -48,13 +48,14 @@ class TraceRequest:
     experts: int | None = None
     layers: int | None = None
     top_k: int | None = None
-    step_tokens: int = DEFAULT_STEP_TOKENS
-    phase: str = "prefill"
+    step_tokens: int | None = None
+    phase: str | None = None
 
 
 def check_trace(request: TraceRequest) -> None:
     """Raises UsageError for a value out of range."""
-    check_count("--step-tokens", request.step_tokens, MAX_STEP_TOKENS)
+    if request.step_tokens is not None:
+        check_count("--step-tokens", request.step_tokens, MAX_STEP_TOKENS)
 
 
 def open_trace(path: Path, request: TraceRequest) -> "CountsTrace | RoutingTrace":
@@ -81,11 +82,20 @@ def steps_of(
     ranks: int,
     during: "IterationRange | None" = None,
 ) -> "StepSource":
-    """The trace as steps on so many ranks, or only some of them."""
+    """The trace as steps on so many ranks, or only some of them.
+
+    Raises UsageError for options that say how requests become steps where the trace has steps.
+    """
     from equipoise.balancer.formats import CountsTrace
+    from equipoise.balancer.formats.routing_trace import TraceUnit
     from equipoise.report.replay.steps import CountedSteps, Phase, TokenSteps
 
     first, last = (0, None) if during is None else (during.start, during.stop)
+    if isinstance(trace, CountsTrace) or trace.unit is TraceUnit.STEP:
+        for flag, value in (("--step-tokens", request.step_tokens), ("--phase", request.phase)):
+            if value is not None:
+                raise UsageError(f"{flag} is for requests, and the trace holds steps")
     if isinstance(trace, CountsTrace):
         return CountedSteps(trace, first, last)
-    return TokenSteps(trace, ranks, request.step_tokens, Phase(request.phase), first, last)
+    tokens, phase = request.step_tokens or DEFAULT_STEP_TOKENS, Phase(request.phase or "prefill")
+    return TokenSteps(trace, ranks, tokens, phase, first, last)

@@ -69,10 +69,18 @@ BAD = {
         ("counts.npy", "--ranks", "4", "--link", "node", *OURS),
         "--link needs --hardware",
     ),
+    "a window beyond its interval": (
+        ("counts.npy", "--ranks", "4", "--window-size", "20", "--step-interval", "10", *OURS),
+        "--window-size 20 is longer than --step-interval 10",
+    ),
+    "a phase of requests for counts": (
+        ("counts.npy", "--ranks", "4", "--phase", "decode", *OURS),
+        "--phase is for requests, and the trace holds steps",
+    ),
     "an unknown engine": (("counts.npy", "--ranks", "4", "--engine", "x"), "expected names of"),
     "steps beyond the trace": (
         ("counts.npy", "--ranks", "4", "--range", "60-70", *OURS),
-        "the trace has no steps",
+        "the trace has no step 60: it ends before",
     ),
     "the page over the trace": (
         ("counts.npy", "--ranks", "4", "--html", "counts.npy", *OURS),

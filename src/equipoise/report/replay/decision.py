@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from equipoise.report.advice.inputs import chance_imbalance
 from equipoise.report.replay.inputs import OURS
 from equipoise.report.replay.replay import Outcome, Replay
 
@@ -101,9 +102,12 @@ def _obstacle(replay: Replay, top: Outcome, others: list[Outcome]) -> str:
             return "redundant slots cost more KV cache than balance gains"
         return "pauses for moving weights cost what balance gains"
     least = min(one.mean_imbalance for one in others)
-    if least > now.mean_imbalance * (1 - LOWERED):
-        return f"load changes faster than balancers follow, imbalance stays at {least:.3f}"
-    return f"a step takes hardly longer for an imbalance of {now.mean_imbalance:.3f}"
+    if least <= now.mean_imbalance * (1 - LOWERED):
+        return f"a step takes hardly longer for an imbalance of {now.mean_imbalance:.3f}"
+    chance = chance_imbalance(max(1, round(replay.rows)), replay.inputs.ranks)
+    if now.mean_imbalance <= chance * (1 + LOWERED):
+        return f"chance alone makes {chance:.3f} of so few rows, and the imbalance is no more"
+    return f"load changes faster than balancers follow, imbalance stays at {least:.3f}"
 
 
 def _cache_decides(replay: Replay, best: Outcome) -> bool:

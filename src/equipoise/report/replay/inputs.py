@@ -1,6 +1,6 @@
 """What a replay is asked for, and the candidates that follow from it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -125,10 +125,18 @@ def _of_engine(name: str, inputs: ReplayInputs, slots: int) -> Iterator[EngineCa
 
 
 def _cadence(default: Cadence, inputs: ReplayInputs) -> Cadence:
-    window = inputs.window or default.window
-    if inputs.interval is None:
-        return replace(default, window=window)
-    return replace(default, window=window, interval=inputs.interval, first=inputs.interval)
+    window, interval = _window_and_interval(default.window, default.interval, inputs)
+    first = default.first if interval == default.interval else interval
+    return replace(default, window=window, interval=interval, first=first)
+
+
+def _window_and_interval(window: int, interval: int, inputs: ReplayInputs) -> tuple[int, int]:
+    """As asked for; where only one is, the other's default gives way to it."""
+    if inputs.window is not None:
+        return inputs.window, inputs.interval or max(interval, inputs.window)
+    if inputs.interval is not None:
+        return min(window, inputs.interval), inputs.interval
+    return window, interval
 
 
 def _ours(inputs: ReplayInputs, slots: int) -> Iterator[OurCandidate]:
@@ -139,11 +147,10 @@ def _ours(inputs: ReplayInputs, slots: int) -> Iterator[OurCandidate]:
         modes.remove(ShareMode.NODE)
     if slots == inputs.source.experts:
         modes = [ShareMode.STATIC]  # shares have nothing to divide
-    given: Mapping[str, int | None] = {
-        "window_size": inputs.window,
-        "step_interval": inputs.interval,
-    }
-    known = {key: value for key, value in given.items() if value is not None}
+    default = BalancerConfig()
+    window, interval = _window_and_interval(default.window_size, default.step_interval, inputs)
     for mode in modes:
-        config = BalancerConfig(shares=mode, nodes=inputs.nodes, **known)  # type: ignore[arg-type]
+        config = BalancerConfig(
+            shares=mode, nodes=inputs.nodes, window_size=window, step_interval=interval
+        )
         yield OurCandidate(mode, shape, config, inputs.nodes)

@@ -195,7 +195,9 @@ def replay(inputs: ReplayInputs, on_step: OnStep = no_progress) -> Replay:
         rows += block.counts.sum(axis=0, dtype=np.int64)
         on_step(steps)
     if not steps:
-        raise PlacementError("the trace has no steps")
+        first = inputs.source.first
+        what = f"step {first:,}: it ends before" if first else "steps"
+        raise PlacementError(f"the trace has no {what}")
     if not rows.any():
         raise PlacementError("the trace has no rows: there is nothing to balance")
     return _result(inputs, players, refusals, steps, rows)

@@ -102,6 +102,10 @@ class StepSource(Protocol):
         """How many there are; None where only reading says it."""
 
     @property
+    def first(self) -> int:
+        """Step of the trace that the steps begin with."""
+
+    @property
     def every(self) -> int:
         """One of so many steps is enough to evaluate, evenly spaced."""
 
@@ -209,7 +213,13 @@ class TokenSteps:
 
     @property
     def description(self) -> str:
-        """What a step is."""
+        """What a step is, and where the number of experts comes from if not from the trace."""
+        if self.trace.experts_known:
+            return self._step
+        return f"{self._step}; {self.experts} experts by the largest id, unless --experts says more"
+
+    @property
+    def _step(self) -> str:
         if self.trace.unit is TraceUnit.STEP:
             return "steps are those of the trace"
         if self.phase is Phase.PREFILL:

@@ -38,15 +38,17 @@ def headline(replay: Replay, decision: Decision) -> str:
             f"Undecided: the first plan of any is made after {first:,} steps, and there are "
             f"{replay.steps:,}. Give a longer trace, or --window-size and --step-interval."
         )
+    late = [name for name in decision.by_engine if not _planned(replay, name)]
+    rest = f" The trace ends before a first plan of {', '.join(late)}." if late else ""
     if decision.best is None:
-        return f"Leave it off: {decision.reason}."
+        return f"Leave it off: {decision.reason}.{rest}"
     gain, best = replay.gain(decision.best), decision.best
     what = "throughput"
     if replay.times_in_seconds and not replay.steps_in_seconds:
         what = "throughput of the expert layers alone"
     if not replay.steps_in_seconds and best.copies:
         what += ", moves not counted"
-    return f"{best.name} in {best.slots:,} slots: {gain:+.1%} {what}; {decision.reason}."
+    return f"{best.name} in {best.slots:,} slots: {gain:+.1%} {what}; {decision.reason}.{rest}"
 
 
 def title(replay: Replay) -> str:
@@ -128,14 +130,18 @@ def _engines(replay: Replay, decision: Decision) -> Iterator[str]:
 def engine_advice(replay: Replay, decision: Decision) -> Iterator[tuple[str, str]]:
     """Each engine, and what to do with its balancer."""
     for engine, best in decision.by_engine.items():
-        own = [one for one in replay.outcomes if one.engine == engine]
-        if not any(one.rebalances for one in own):
-            first = min(one.cadence.first for one in own if one.cadence)
+        if not _planned(replay, engine):
+            own = [one.cadence for one in replay.outcomes if one.engine == engine]
+            first = min(cadence.first for cadence in own if cadence)
             yield engine, f"undecided: it makes its first plan after {first:,} steps"
         elif best is None:
             yield engine, "leave it off"
         else:
             yield engine, f"{best.name} in {best.slots:,} slots, {replay.gain(best):+.1%}"
+
+
+def _planned(replay: Replay, engine: str) -> bool:
+    return any(one.rebalances for one in replay.outcomes if one.engine == engine)
 
 
 def basis(replay: Replay) -> Iterator[tuple[str, str]]:

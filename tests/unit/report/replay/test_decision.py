@@ -134,6 +134,22 @@ def test_moves_without_a_price_have_to_gain_more() -> None:
     assert (best is heavy) == (result.gain(heavy) >= most + 0.02)
 
 
+def test_even_load_of_few_rows_is_left_to_chance() -> None:
+    odds = np.full((LAYERS, EXPERTS), 1 / EXPERTS)
+    steps = [np.random.default_rng(step).poisson(odds * 600) for step in range(STEPS)]
+    layers, counts = tuple(range(LAYERS)), np.array(steps, np.int32)
+    trace = CountsTrace(layers, EXPERTS, 8, STEPS, "here", lambda size: iter([counts]))
+    result = replayed(trace, engines=("vllm",))
+    assert "chance alone makes" in decide(result).reason
+
+
+def test_engine_that_has_not_planned_is_named() -> None:
+    trace = traffic(lambda step: popularity(1, 1.0))
+    result = replayed(trace, engines=("vllm", "equipoise"), window=None, interval=None)
+    assert not any(one.rebalances for one in result.outcomes if one.engine == "vllm")
+    assert headline(result, decide(result)).endswith("The trace ends before a first plan of vllm.")
+
+
 def test_gain_of_collective_alone_is_left_with_its_reason() -> None:
     """With so few rows chance is most of the imbalance, which only counts of all ranks level."""
     odds = np.full((LAYERS, EXPERTS), 1 / EXPERTS)
