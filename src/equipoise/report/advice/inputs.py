@@ -231,19 +231,27 @@ class TrainTestSplit:
             imbalances.append(np.where(counts.any(axis=1), window_plan.layer_imbalance, np.nan))
         return _mean_of_known(np.array(imbalances))
 
-    def imbalance_with_local_shares(self, placement: Placement, ranks: int, rows: int) -> Reals:
-        """(layers,): that of steps of `rows` rows over all ranks, each of which levels its own.
+    def imbalance_of_steps(
+        self, placement: Placement, now: ExpertPlacement, rows: int
+    ) -> tuple[Reals, Reals]:
+        """(layers,) twice: of steps whose ranks each level their own rows, and of the same now.
 
-        Every rank draws its rows by the counts of a window, `MAX_LOCAL_ROWS` at most, and divides
-        them by the engine's own kernel; mean over `LOCAL_WINDOWS` windows.
+        Every rank draws its rows of a step by the counts of a window, `MAX_LOCAL_ROWS` at most, and
+        divides them by the engine's own kernel; mean over `LOCAL_WINDOWS` windows.
+
+        Args:
+            placement: that the rows are levelled on.
+            now: layout that serves the same steps, for comparison; its ranks draw.
+            rows: of a layer in a step, over all ranks.
         """
+        ranks = now.ranks
         most = min(rows, MAX_LOCAL_ROWS * ranks)
         rows_of_ranks = most // ranks + (np.arange(ranks) < most % ranks)
         places = np.linspace(0, self.test.windows - 1, min(LOCAL_WINDOWS, self.test.windows))
         (layers, slots), experts = placement.shape, self.test.experts
         shape = ExpertShape(layers, experts, slots, ranks)
         layout = Layout(placement, even_shares(placement, experts))  # which nothing reads
-        imbalances = []
+        levelled, unlevelled = [], []
         for window in places.round().astype(int).tolist():
             load = self.test.counts[window]
             # A layer without rows draws something, which is left out.
@@ -253,8 +261,11 @@ class TrainTestSplit:
             counts = draws.multinomial(rows_of_ranks[:, None], chances)  # (ranks, layers, experts)
             by_rank = levelled_rank_rows(counts.astype(np.int32), layout, shape)
             uneven = by_rank.max(axis=1) / by_rank.mean(axis=1) - 1.0
-            imbalances.append(np.where(load.any(axis=1), uneven, np.nan))
-        return _mean_of_known(np.array(imbalances))
+            levelled.append(np.where(load.any(axis=1), uneven, np.nan))
+            step = np.where(load.any(axis=1, keepdims=True), counts.sum(axis=0), 0)[None]
+            drawn = ExpertStatistics(step.astype(np.int64), self.test.layers)
+            unlevelled.append(layout_load("", drawn, now).by_rank.imbalance)
+        return _mean_of_known(np.array(levelled)), _mean_of_known(np.array(unlevelled))
 
     def chance_imbalance(self, ranks: int, rows: int) -> float:
         """What chance alone leaves of so many rows of a layer on balanced ranks."""

@@ -161,10 +161,11 @@ def _way(way: ServingOption, now: ServingOption) -> tuple[str, ...]:
     planned = MISSING if way.planned is None else format_number(way.planned)
     rows = time = step = MISSING
     if way is not now:
-        rows = _change(-rows_saved(now.mean, way.mean))
-        saved = time_saved(now, way)
+        before = way.before or now
+        rows = _change(-rows_saved(before.mean, way.mean))
+        saved = time_saved(before, way)
         time = MISSING if saved is None else _change(-saved)
-        step = _change(way.step / now.step - 1)
+        step = _change(way.step / before.step - 1)
     return planned, format_number(way.mean), format_number(way.worst), rows, time, step
 
 

@@ -53,6 +53,8 @@ class ServingOption:
         measured: imbalance of the windows measured on, (layers,), NaN where a layer had no rows.
         step: step time over that of balanced ranks, by the dead zone.
         seconds: of all layers of a step on the slowest ranks; None without hardware.
+        before: what it is compared with, where that is not `now` in the same windows: the same
+            steps as they are served now.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ServingOption:
     measured: Reals
     step: float
     seconds: float | None = None
+    before: "ServingOption | None" = None
 
     @property
     def mean(self) -> float:
@@ -172,13 +175,14 @@ def worth(
     steps = step_rows(question, split)
     planned = layouts.planned
     ranks = planned.ranks
-    local = split.imbalance_with_local_shares(planned.placement, ranks, steps)
+    local, unlevelled = split.imbalance_of_steps(planned.placement, layouts.now, steps)
+    before = ServingOption("now", None, unlevelled, step_factor(question, unlevelled))
     exact = split.imbalance_with_exact_shares(planned.placement, ranks)
     options = [
         _option(question, split, "now", split.once(layouts.now), layouts.now),
         _option(question, split, "greedy, even split", split.once(layouts.greedy), layouts.greedy),
         _option(question, split, "planned", split.once(planned), planned),
-        ServingOption("local shares", None, local, step_factor(question, local)),
+        ServingOption("local shares", None, local, step_factor(question, local), before=before),
         ServingOption("shares by window", None, exact, step_factor(question, exact)),
     ]
     if following := split.following(planned.slots, ranks):

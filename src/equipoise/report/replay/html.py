@@ -15,7 +15,15 @@ from equipoise.report.page import (
 from equipoise.report.replay.decision import Decision, decide
 from equipoise.report.replay.plots import compared, pictures
 from equipoise.report.replay.replay import Outcome, Replay
-from equipoise.report.replay.table import HEADS, basis, cells, engine_advice, headline, title
+from equipoise.report.replay.table import (
+    HEADS,
+    basis,
+    cells,
+    engine_advice,
+    gained,
+    headline,
+    title,
+)
 from equipoise.report.text import pluralize
 
 MORE_CSS = """
@@ -61,7 +69,8 @@ def _head(replay: Replay, decision: Decision) -> str:
 
 
 def _tiles(replay: Replay, decision: Decision) -> str:
-    shown = decision.best or max(replay.outcomes[1:], key=replay.gain, default=None)
+    planned = (one for one in replay.outcomes[1:] if one.rebalances)
+    shown = decision.best or max(planned, key=replay.gain, default=None)
     if shown is None:
         return ""
     inner = "".join(
@@ -77,7 +86,8 @@ def _big(value: str) -> str:
 
 def _tile_texts(replay: Replay, shown: Outcome) -> Iterator[tuple[str, str]]:
     now = replay.now
-    yield f"{replay.gain(shown):+.1%}", f"throughput, {shown.name} in {shown.slots:,} slots"
+    what = gained(replay, shown)
+    yield f"{replay.gain(shown):+.1%}", f"{what}: {shown.name} in {shown.slots:,} slots"
     imbalance = f"{now.mean_imbalance:.3f}{ARROW}{shown.mean_imbalance:.3f}"
     yield imbalance, "imbalance, without a balancer and with it"
     if replay.times_in_seconds:

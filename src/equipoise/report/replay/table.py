@@ -43,12 +43,18 @@ def headline(replay: Replay, decision: Decision) -> str:
     if decision.best is None:
         return f"Leave it off: {decision.reason}.{rest}"
     gain, best = replay.gain(decision.best), decision.best
+    what = gained(replay, best)
+    return f"{best.name} in {best.slots:,} slots: {gain:+.1%} {what}; {decision.reason}.{rest}"
+
+
+def gained(replay: Replay, outcome: Outcome) -> str:
+    """What the gain is of."""
     what = "throughput"
     if replay.times_in_seconds and not replay.steps_in_seconds:
         what = "throughput of the expert layers alone"
-    if not replay.steps_in_seconds and best.copies:
+    if not replay.steps_in_seconds and outcome.copies:
         what += ", moves not counted"
-    return f"{best.name} in {best.slots:,} slots: {gain:+.1%} {what}; {decision.reason}.{rest}"
+    return what
 
 
 def title(replay: Replay) -> str:

@@ -202,11 +202,18 @@ def test_trial_local_shares_level_steps_better_than_chance_and_better_with_more_
     load = np.random.default_rng(0).lognormal(sigma=1.0, size=(1, 2, 64)) * 1000
     split = TrainTestSplit.of(ExpertStatistics(np.repeat(load, 4, axis=0).astype(np.int64)))
     placement = plan(split.train.counts, slots=72, ranks=8, policy="connected").placement
-    few, many = (split.imbalance_with_local_shares(placement, 8, rows) for rows in (1024, 65_536))
+    now = ExpertPlacement.with_even_shares(
+        np.tile(np.arange(64, dtype=np.int32), (2, 1)), 8, (0, 1)
+    )
+    (few, few_now), (many, many_now) = (
+        split.imbalance_of_steps(placement, now, rows) for rows in (1024, 65_536)
+    )
     assert (few < inputs.chance_imbalance(1024, 8)).all()
     assert (many < few).all()
-    again = split.imbalance_with_local_shares(placement, 8, 1024)
-    assert np.array_equal(few, again)
+    # The same rows without levelling.
+    assert many_now == pytest.approx(split.measured_imbalance(now), rel=0.1)
+    assert (few_now > few).all()
+    assert np.array_equal(few, split.imbalance_of_steps(placement, now, 1024)[0])
 
 
 def test_trial_local_shares_leave_out_layers_without_rows() -> None:
@@ -214,9 +221,11 @@ def test_trial_local_shares_leave_out_layers_without_rows() -> None:
     counts[:, 0] = 0
     split = TrainTestSplit.of(ExpertStatistics(counts))
     placement = plan(split.train.counts, slots=12, ranks=4, policy="connected").placement
-    imbalance = split.imbalance_with_local_shares(placement, 4, 1000)
-    assert np.isnan(imbalance[0])
-    assert not np.isnan(imbalance[1:]).any()
+    layers = split.test.layers
+    now = ExpertPlacement.with_even_shares(placement, 4, layers)
+    for imbalance in split.imbalance_of_steps(placement, now, 1000):
+        assert np.isnan(imbalance[0])
+        assert not np.isnan(imbalance[1:]).any()
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(320, 17), (1000, 20), (32 * 50, 32)])

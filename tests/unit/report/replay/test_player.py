@@ -1,6 +1,6 @@
 """Playing steps to a candidate: what plans see, when they take effect, what moves."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
-from equipoise.balancer.experts.placement import ExpertShape, Layout, initial_placement
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    ExpertShape,
+    Layout,
+    Load,
+    Shares,
+    initial_placement,
+)
 from equipoise.report.advice.dead_zone import DeadZone
+from equipoise.report.advice.hardware import Expert, Roofline, find_hardware
 from equipoise.report.replay.candidate import (
     COMMIT_LATENCY,
     OurCandidate,
@@ -21,11 +29,13 @@ from equipoise.report.replay.candidate import (
 from equipoise.report.replay.engine_model import Cadence, WindowLoad
 from equipoise.report.replay.player import Link, Measurements, Player
 from equipoise.report.replay.rank_rows import DrawnRows, RankRowsRule, share_parts
-from equipoise.report.replay.step_price import DeadZonePrice
+from equipoise.report.replay.step_price import DeadZonePrice, RooflinePrice, StepPrice
 from equipoise.report.replay.steps import StepBlock
 
 SHAPE = ExpertShape(layers=4, experts=4, slots=4, ranks=2)
+SHARED = ExpertShape(layers=4, experts=2, slots=4, ranks=2)
 PRICE = DeadZonePrice(DeadZone(1.0, 1.0, "test"))
+ROOFLINE = RooflinePrice(Roofline(Expert(1 << 24, "fp8"), find_hardware("h200")))
 
 
 @dataclass
@@ -55,6 +65,37 @@ class Swapping:
         return None
 
 
+@dataclass
+class Sharing(Swapping):
+    """Two replicas of each of two experts; plans and updates send all rows to the first ones.
+
+    Layer 3 has its replicas the other way round after a plan, the others stay as they are.
+    """
+
+    shape: ExpertShape = SHARED
+    updates: bool = False
+
+    def start(self) -> Layout:
+        return with_even_shares(np.tile(np.array([0, 1, 0, 1], np.int32), (4, 1)), self.shape)
+
+    def plan(self, load: WindowLoad, installed: Layout) -> ProposedLayout:
+        placement = installed.placement.copy()
+        placement[3] = placement[3, ::-1]
+        return ProposedLayout(Layout(placement, self._first(installed.shares)), (3,))
+
+    def share_updates(self) -> "Sharing | None":  # type: ignore[override]
+        return self if self.updates else None
+
+    def new_shares(self, load: Load, layout: Layout) -> Shares:
+        return self._first(layout.shares)
+
+    @staticmethod
+    def _first(shares: Shares) -> Shares:
+        first = np.zeros_like(shares)
+        first[:, :2] = SHARE_ONE
+        return first
+
+
 def cadence(
     window: int, interval: int, first: int, layers: int | None = None, blocking: bool = False
 ) -> Cadence:
@@ -69,9 +110,13 @@ def hot_expert(steps: int) -> StepBlock:
 
 
 def played(
-    candidate: Swapping, steps: int, link: Link | None = None, sizes: list[int] | None = None
+    candidate: Swapping,
+    steps: int,
+    link: Link | None = None,
+    sizes: list[int] | None = None,
+    price: StepPrice = PRICE,
 ) -> Measurements:
-    player, block = Player(candidate, PRICE, link=link), hot_expert(steps)
+    player, block = Player(candidate, price, link=link), hot_expert(steps)
     first = 0
     for size in sizes or [steps]:
         last = min(first + size, steps)
@@ -162,15 +207,21 @@ def test_only_some_steps_are_evaluated_and_all_are_counted() -> None:
     st.integers(0, 4),
     st.sampled_from([1, 2, None]),
     st.booleans(),
+    st.sampled_from([PRICE, ROOFLINE]),
 )
 def test_outcome_does_not_depend_on_blocks(
-    sizes: list[int], window: int, longer: int, layers: int | None, blocking: bool
+    sizes: list[int],
+    window: int,
+    longer: int,
+    layers: int | None,
+    blocking: bool,
+    price: StepPrice,
 ) -> None:
     steps = sum(sizes)
     interval = window + longer
     cadence_of_case = cadence(window, interval, interval, layers, blocking)
-    whole = played(Swapping(cadence_of_case), steps)
-    split = played(Swapping(cadence_of_case), steps, sizes=sizes)
+    whole = played(Swapping(cadence_of_case), steps, price=price)
+    split = played(Swapping(cadence_of_case), steps, sizes=sizes, price=price)
     assert whole.rebalances == split.rebalances
     assert (whole.rank_rows == split.rank_rows).all()
     for name in ("steps", "imbalance", "seconds"):
@@ -195,6 +246,33 @@ def test_our_balancer_levels_hot_experts_in_every_share_mode(mode: ShareMode) ->
         np.concatenate(one.measured.imbalance)[20:].mean() for one in (plain, balanced)
     )
     assert after < before / 5
+
+
+def steps_all_on_first_rank(candidate: Sharing, layer: int, steps: int) -> list[int]:
+    """Expert 0 alone has rows, thousands in each step."""
+    counts = np.zeros((steps, 4, 2), np.int32)
+    counts[:, :, 0] = 4000
+    found = []
+    player = Player(candidate, PRICE)
+    for step in range(steps):
+        before = player.measured.rank_rows[layer, 1]
+        player.play(StepBlock(step, counts[step : step + 1]))
+        if player.measured.rank_rows[layer, 1] == before:
+            found.append(step)
+    return found
+
+
+def test_shares_of_plan_serve_before_moved_layers_commit() -> None:
+    timing = replace(cadence(4, 40, 4), latency=COMMIT_LATENCY)
+    assert steps_all_on_first_rank(Sharing(timing), 0, 12) == list(range(4 + 3, 12))
+    assert steps_all_on_first_rank(Sharing(timing), 3, 12) == list(range(4 + COMMIT_LATENCY, 12))
+    quick = replace(timing, latency=1)
+    assert steps_all_on_first_rank(Sharing(quick), 0, 12) == list(range(4 + 1, 12))
+
+
+def test_shares_solved_between_plans_serve_from_the_step_after_the_next() -> None:
+    updating = Sharing(cadence(2, 100, 100), updates=True, sub_windows=1)
+    assert steps_all_on_first_rank(updating, 0, 8) == list(range(2 + 1, 8))
 
 
 def test_no_plan_is_made_while_the_last_one_is_on_its_way() -> None:
