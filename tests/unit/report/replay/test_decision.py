@@ -1,6 +1,7 @@
 """What replay advises, on planted traffic: the four cases that an operator meets."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from equipoise.report.advice.kv_cache import KvCache
 from equipoise.report.replay.decision import decide, unpriced_cost
 from equipoise.report.replay.engines import ENGINES
 from equipoise.report.replay.inputs import ReplayInputs
+from equipoise.report.replay.player import Rebalance
 from equipoise.report.replay.replay import Replay, replay
 from equipoise.report.replay.steps import CountedSteps
 from equipoise.report.replay.table import basis, headline
 
 LAYERS, EXPERTS, RANKS, ROWS, STEPS = 4, 32, 8, 4096, 600
 EXPERT = Expert.of_dimensions(4096, 1536, "fp8")
+MOVE = (Rebalance(100, 101, 1, 1, 1, None),)
 LEAST, REDUNDANT = EXPERTS, EXPERTS + RANKS
 
 
@@ -148,6 +151,37 @@ def test_engine_that_has_not_planned_is_named() -> None:
     result = replayed(trace, engines=("vllm", "equipoise"), window=None, interval=None)
     assert not any(one.rebalances for one in result.outcomes if one.engine == "vllm")
     assert headline(result, decide(result)).endswith("The trace ends before a first plan of vllm.")
+
+
+def gaining(result: Replay, gains: dict[str, float]) -> Replay:
+    """The same outcomes, with these gains by name and slots; all others have none."""
+    now = np.ones_like(result.now.seconds)
+    changed = [
+        replace(one, seconds=now / (1 + gains.get(f"{one.name} {one.slots}", 0.0)), rebalances=MOVE)
+        for one in result.outcomes[1:]
+    ]
+    first = replace(result.now, seconds=now)
+    return replace(result, outcomes=(first, *changed), steps_in_seconds=False)
+
+
+def test_of_what_is_as_good_the_fewest_slots_win_then_ours() -> None:
+    trace = traffic(lambda step: popularity(1, 1.0))
+    result = replayed(trace, engines=("vllm", "equipoise"), slots=(40, 48))
+    most = {"vllm 48": 0.2, "vllm 40": 0.196, "equipoise static 40": 0.196}
+    best = decide(gaining(result, most)).best
+    assert best is not None
+    assert (best.engine, best.slots) == ("equipoise", 40)
+    more = decide(gaining(result, most | {"vllm 48": 0.21})).best
+    assert more is not None
+    assert (more.engine, more.slots) == ("vllm", 48)
+    least = decide(gaining(result, {"vllm 48": 0.019})).best
+    assert least is None
+    exact = decide(gaining(result, most | {"equipoise exact 40": 0.215})).best
+    assert exact is not None
+    assert exact.name == "equipoise static"
+    exact = decide(gaining(result, most | {"equipoise exact 40": 0.225})).best
+    assert exact is not None
+    assert exact.name == "equipoise exact"
 
 
 def test_gain_of_collective_alone_is_left_with_its_reason() -> None:
