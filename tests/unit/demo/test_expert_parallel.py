@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.balancer.experts.balancer import NO_REBALANCING, open_balancer
+from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, solve_shares
 from equipoise.demo.expert_parallel import (
@@ -80,11 +80,15 @@ def serve(moe: LocalExperts | ExpertParallel, numbers: list[int]) -> list[Tensor
     return [torch.cat(request) for request in rows]
 
 
-def dispatcher_of(member: GroupMember, form: ExchangeForm, shape: ExpertShape) -> TokenDispatcher:
+def dispatcher_of(
+    member: GroupMember, form: ExchangeForm, balancer: ExpertBalancer
+) -> TokenDispatcher:
     """Either form, on communicators of its own."""
     compute, line = member.accelerator.stream(Role.COMPUTE), member.fabric.open("experts")
+    shape = balancer.shape
     if form is ExchangeForm.PORTABLE:
-        return PortableDispatcher(VariableSizeExchange(line, shape.slots_per_rank, compute, 20.0))
+        exchange = VariableSizeExchange(line, shape.slots_per_rank, compute, 20.0)
+        return PortableDispatcher(exchange, balancer.router.dispatch_counts)
     row = RowFormat((CONFIG.hidden,), torch.float32)
     exchange_format = ExchangeFormat.without_overflow(
         shape.ranks, shape.slots_per_rank, 0, 10 * len(PROMPTS), CONFIG.top_k, [row], row
@@ -110,7 +114,7 @@ def serve_on(
     moe = ExpertParallel(
         balancer.router,
         balancer.serving_state.generation,
-        dispatcher_of(member, form, shape),
+        dispatcher_of(member, form, balancer),
         weights,
         Clock(),
         balancer.reading_slots,
