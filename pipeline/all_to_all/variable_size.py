@@ -176,8 +176,9 @@ class VariableSizeExchange:
         self._check_generations(counts.generations, generation)
         if not torch.equal(rows[own], send_counts.reshape(-1).cpu()):
             raise ExchangeError(
-                f"counts: rank {own} sends {int(rows[own].sum())} rows by them, and its slots "
-                f"have {int(send_counts.sum())}, or others: give what `route` returned, unchanged"
+                f"counts: the slots of rank {own} are not those that its router chose: "
+                f"{int(rows[own].sum())} rows by the counts and {int(send_counts.sum())} by the "
+                "slots, which have to be passed on unchanged"
             )
         return rows.view(ranks, ranks, self._per_rank)[:, own]
 
