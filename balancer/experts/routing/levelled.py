@@ -120,9 +120,10 @@ class GroupShareRouter(Router):
         self._counters = counters
         self._deadline = deadline
         self._sums = GroupCounts(scratch(counters[0]), scratch(counters[0]))
-        # What a rank sends: the generation, int64, then its counts, int32. In this order both are
-        # aligned; on the host, so that no stream can use it before it is written.
-        words = 1 + (tables.experts + 1) // 2
+        # What a rank sends: its counts, int32, then the generation in an int64 word of its own. In
+        # this order the counts are aligned as memory of their own would be, which kernels are
+        # compiled for. Zeroed on the host, so that no stream can use it before.
+        words = (tables.experts + 1) // 2 + 1
         gathered = torch.zeros(communicator.size, words, dtype=torch.int64).to(counters.device)
         self._gathered, self._sent = gathered, scratch(gathered[0])
         self._counts = _counts_in(self._sent, tables.experts)
@@ -138,10 +139,11 @@ class GroupShareRouter(Router):
         self._kernels.count(flat, self._counts, stream)
         if self._knows_all_rows:
             word = self._tables.generation[layer : layer + 1]
-            stream.launch(lambda: self._sent[:1].copy_(word))
+            stream.launch(lambda: self._sent[-1:].copy_(word))
         gather = self._communicator.all_gather(self._gathered, self._sent)
         gather.wait(stream)
-        self._last_gather = layer, gather
+        if self._knows_all_rows:
+            self._last_gather = layer, gather
         stream.launch(self._sum)
         self._kernels.route_levelled(
             flat,
@@ -184,7 +186,7 @@ class GroupShareRouter(Router):
             )
         self._last_gather[1].result(self._deadline)
         gathered, tables = self._gathered.cpu(), self._tables
-        generations = tuple(gathered[:, 0].tolist())
+        generations = tuple(gathered[:, -1].tolist())
         live = generations[self._communicator.rank] & 1, layer
         rows = torch.empty(len(gathered), tables.slots, dtype=torch.int64)
         _native.levelled_group_rows(
@@ -206,4 +208,4 @@ class GroupShareRouter(Router):
 
 def _counts_in(words: Tensor, experts: int) -> Tensor:
     """Returns the counts, int32 [..., experts], in what ranks send each other."""
-    return words.view(torch.int32)[..., 2 : 2 + experts]
+    return words.view(torch.int32)[..., :experts]
