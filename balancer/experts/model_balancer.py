@@ -208,7 +208,8 @@ class ModelBalancer:
 
         Its `route(step, ids)` returns the global slot of each row, int32 [tokens, top_k], for
         expert ids of that shape on the device, and counts the load; it is launched on the compute
-        stream. Its `generation` goes with a dispatch, so that peers can compare.
+        stream. Its `generation` goes with a dispatch, so that peers can compare; its
+        `dispatch_counts()` tell a `VariableSizeExchange` its sizes where the router knows them.
 
         Args:
             layer: the model's own number.
