@@ -431,8 +431,9 @@ SHARES_EXCHANGE = Section(
     "Wall microseconds of a layer with `exact` shares on rank 0, 256 experts in 288 slots, top-8, "
     "rows of 1 KiB, the portable exchange over gloo between processes of this machine with 2 "
     "cores: sizes follow from the gathered counts (*known*), or a second collective tells them "
-    "(*told*). Up to the sizes, and the layer as a whole without its experts. Both run in turns, "
-    "40 layers each; ratios are of pairs, one after the other.",
+    "(*told*). Up to the sizes, and the layer as a whole without its experts. Both take turns from "
+    "layer to layer; a figure is the median of 41 rounds, each the median of 40 layers, and in "
+    "brackets the least and the most of them.",
     tables=(
         Table("exchanges", (
             ("processes", "{ranks}"),

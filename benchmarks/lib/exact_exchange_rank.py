@@ -5,6 +5,7 @@ Told what to do on standard input, in JSON; writes one line of JSON.
 """
 
 import json
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -50,14 +51,20 @@ class Layer:
 
 
 def measure(layer: Layer, rounds: int, calls: int) -> Seconds:
-    """Microseconds of a call, by round; the two forms take turns at being first."""
+    """Median microseconds of a call, by round; the two forms take turns from layer to layer.
+
+    So both have the same of what others do on this machine meanwhile.
+    """
     figures: Seconds = {"known": [], "told": [], "known_layer": [], "told_layer": []}
-    for number in range(rounds + 1):
-        for known in (True, False) if number % 2 else (False, True):
-            served = [layer.serve(known) for _ in range(calls)]
-            name = "known" if known else "told"
-            figures[name].append(sum(prepared for prepared, _ in served) / calls * 1e6)
-            figures[f"{name}_layer"].append(sum(whole for _, whole in served) / calls * 1e6)
+    for _ in range(rounds + 1):
+        served: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        for call in range(2 * calls):
+            known = call % 4 in (0, 3)  # neither is always behind the other
+            served[known].append(layer.serve(known))
+        for known, name in ((True, "known"), (False, "told")):
+            prepared, whole = (statistics.median(part) * 1e6 for part in zip(*served[known]))
+            figures[name].append(prepared)
+            figures[f"{name}_layer"].append(whole)
     # The first round makes the links.
     return {name: values[1:] for name, values in figures.items()}
 
