@@ -62,7 +62,9 @@ def measure(layer: Layer, rounds: int, calls: int) -> Seconds:
             known = call % 4 in (0, 3)  # neither is always behind the other
             served[known].append(layer.serve(known))
         for known, name in ((True, "known"), (False, "told")):
-            prepared, whole = (statistics.median(part) * 1e6 for part in zip(*served[known]))
+            prepared, whole = (
+                statistics.median(part) * 1e6 for part in zip(*served[known], strict=True)
+            )
             figures[name].append(prepared)
             figures[f"{name}_layer"].append(whole)
     # The first round makes the links.
