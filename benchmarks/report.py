@@ -433,7 +433,7 @@ SHARES_EXCHANGE = Section(
     "cores: sizes follow from the gathered counts (*known*), or a second collective tells them "
     "(*told*). Up to the sizes, and the layer as a whole without its experts. Both take turns from "
     "layer to layer; a figure is the median of 41 rounds, each the median of 40 layers, and in "
-    "brackets the least and the most of them.",
+    "brackets the least and the most of them: the machine had other work.",
     tables=(
         Table("exchanges", (
             ("processes", "{ranks}"),
