@@ -424,6 +424,30 @@ SHARES_SPEED = Section(
     ),
 )  # fmt: skip
 
+SHARES_EXCHANGE = Section(
+    "What gathered counts save an exchange",
+    "shares_exchange",
+    "python benchmarks/shares.py --exchange",
+    "Wall microseconds of a layer with `exact` shares on rank 0, 256 experts in 288 slots, top-8, "
+    "rows of 1 KiB, the portable exchange over gloo between processes of this machine with 2 "
+    "cores: sizes follow from the gathered counts (*known*), or a second collective tells them "
+    "(*told*). Up to the sizes, and the layer as a whole without its experts. Both take turns from "
+    "layer to layer; a figure is the median of 41 rounds, each the median of 40 layers, and in "
+    "brackets the least and the most of them: the machine had other work.",
+    tables=(
+        Table("exchanges", (
+            ("processes", "{ranks}"),
+            ("tokens of each", "{tokens:,}"),
+            ("sizes known", spread("known", ",.0f")),
+            ("told", spread("told", ",.0f")),
+            ("ratio", spread("ratio")),
+            ("layer: sizes known", spread("known_layer", ",.0f")),
+            ("told", spread("told_layer", ",.0f")),
+            ("ratio", spread("ratio_layer")),
+        )),
+    ),
+)  # fmt: skip
+
 SYSTEMS = (
     ("System", "{system}"),
     ("rebalances", "{rebalances}"),
@@ -1123,9 +1147,10 @@ REPLAY_SPEED = Section(
     ),
 )  # fmt: skip
 
-SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, SHARES, SHARES_BOUND, SHARES_SPEED, REPLAY, REPLAY_SPEED,
-            ENGINE, VLLM, SGLANG, VLLM_ASCEND, STAGING, PIPELINE, BALANCE, GRID, ABLATIONS,
-            DECISIONS, LIVE, SHARED, PICKER, PROXY, PROXY_CPU, GPU, GPU_SUITES)  # fmt: skip
+SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, SHARES, SHARES_BOUND, SHARES_SPEED,
+            SHARES_EXCHANGE, REPLAY, REPLAY_SPEED, ENGINE, VLLM, SGLANG, VLLM_ASCEND, STAGING,
+            PIPELINE, BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, SHARED, PICKER, PROXY, PROXY_CPU,
+            GPU, GPU_SUITES)  # fmt: skip
 
 EVIDENCE = Section(
     "",

@@ -3,6 +3,7 @@
     python benchmarks/shares.py             all shapes, the generator, recorded routing, planners
     python benchmarks/shares.py --bound     how level any rule without communication can be
     python benchmarks/shares.py --speed     what `local` costs on the processor
+    python benchmarks/shares.py --exchange  what gathered counts save an exchange, over gloo
     python benchmarks/shares.py --quick     a little of each; nothing is kept
 
 Imbalance is max/mean - 1 of the rows that ranks get from all source ranks in a layer of a batch:
@@ -18,8 +19,8 @@ Planned on 16 steps, judged on the 16 behind them, of the same kind of text or o
 *Placements*: what shares make of other planning rules' placements, planned on the first window of
 another calibrated domain and served in the second.
 
-Writes benchmarks/results/shares.json, shares_bound.json or shares_speed.json; `python
-benchmarks/report.py` shows them.
+Writes benchmarks/results/shares.json, shares_bound.json, shares_speed.json or
+shares_exchange.json; `python benchmarks/report.py` shows them.
 """
 
 import argparse
@@ -497,7 +498,13 @@ SPEED_SHAPES = MAIN, LARGE
 CALLS = 200
 REDUCING_RANKS = 2
 """As many as have a core here: more would wait for each other's turns."""
-RANK_PROGRAM = Path(__file__).parent / "lib" / "all_reduce_rank.py"
+REDUCING_PROGRAM, EXCHANGING_PROGRAM = (
+    Path(__file__).parent / "lib" / name
+    for name in ("all_reduce_rank.py", "exact_exchange_rank.py")
+)
+EXCHANGING = (2, 16), (2, 128), (2, 512), (4, 128)
+"""Ranks, and tokens of each."""
+EXCHANGING_CALLS, EXCHANGING_SECONDS = 40, 240.0
 
 
 def speed(size: Size) -> tuple[list[Row], list[Row]]:
@@ -556,17 +563,45 @@ def _kernels(
 
 def _all_reduce(experts: int, ranks: int) -> list[float]:
     """[median, least, most] over rounds of the microseconds of one, on rank 0."""
+    line = _first_rank(REDUCING_PROGRAM, {"experts": experts}, ranks, 60.0)
+    return spread(line["microseconds"])
+
+
+def _first_rank(program: Path, task: Row, ranks: int, seconds: float) -> Row:
+    """What rank 0 says of a task that all ranks do, as processes of this machine over gloo."""
     host = registry.communicator("gloo").host()
     try:
         address, port = host.address
         tasks = [
-            {"rank": rank, "ranks": ranks, "host": address, "port": port, "experts": experts}
+            {"rank": rank, "ranks": ranks, "host": address, "port": port, **task}
             for rank in range(ranks)
         ]
-        [[line], *_] = serve_on_ranks(RANK_PROGRAM, tasks, [Place()] * ranks, 60.0)
+        [[line], *_] = serve_on_ranks(program, tasks, [Place()] * ranks, seconds)
     finally:
         host.close()
-    return spread(line["microseconds"])
+    return line
+
+
+def exchanges(size: Size) -> list[Row]:
+    """A layer with exact shares: sizes by the gathered counts, and by a collective of their own."""
+    experts, slots, _ = MAIN
+    rows = []
+    for ranks, tokens in EXCHANGING[: 1 if size is QUICK else None]:
+        task = {
+            "experts": experts,
+            "slots": slots,
+            "tokens": tokens,
+            "rounds": size.pairs,
+            "calls": EXCHANGING_CALLS,
+            "seconds": EXCHANGING_SECONDS,
+        }
+        line = _first_rank(EXCHANGING_PROGRAM, task, ranks, EXCHANGING_SECONDS)
+        columns = {name: spread(values) for name, values in line.items()}
+        for part in ("", "_layer"):
+            pairs = zip(line[f"known{part}"], line[f"told{part}"], strict=True)
+            columns[f"ratio{part}"] = spread(one / other for one, other in pairs)
+        rows.append({"ranks": ranks, "tokens": tokens, **columns})
+    return rows
 
 
 def main() -> None:
@@ -576,6 +611,7 @@ def main() -> None:
     )
     parser.add_argument("--bound", action="store_true", help="how level any rule can be")
     parser.add_argument("--speed", action="store_true", help="what `local` costs")
+    parser.add_argument("--exchange", action="store_true", help="what counts save an exchange")
     parser.add_argument("--quick", action="store_true", help="a little; nothing is kept")
     options = parser.parse_args()
     size = QUICK if options.quick else Size()
@@ -588,6 +624,9 @@ def main() -> None:
     elif options.speed:
         name, command = "shares_speed", [*command, "--speed"]
         tables = dict(zip(("kernels", "reduces"), speed(size), strict=True))
+    elif options.exchange:
+        name, command = "shares_exchange", [*command, "--exchange"]
+        tables = {"exchanges": exchanges(size)}
     else:
         name = "shares"
         rows = multinomial(size, SHAPES[:1] if options.quick else SHAPES)

@@ -68,7 +68,8 @@ class Layer:
         with balancer.reading_slots(self.number, step):
             router = balancer.router(self.number)
             slots, generation = router.route(step, ids), router.generation
-            route = self.exchange.prepare(slots, generation)
+            # With `exact` shares the router knows what all ranks send; else this is None.
+            route = self.exchange.prepare(slots, generation, router.dispatch_counts())
             (rows,) = self.exchange.dispatch(route, [x])
             out = torch.empty_like(rows)
             for slot in {*route.local_slots.tolist()}:

@@ -29,7 +29,8 @@ it removes most of what the rounding adds.
 
 **Groups.** Several ranks that know the sum of their counts divide it as one batch: with the same
 rank in the hash on all of them they get the same quotas, and the t-th row of e on one of them is
-row `before[e]` + t of the group. A row beyond the last quota goes to the last replica.
+row `before[e]` + t of the group. A row beyond the last quota goes to the last replica. Who knows
+the counts of all of them knows what each sends to each slot (`group_rows`).
 
 **Padding** as in `equipoise.hal.routing`.
 """
@@ -118,6 +119,34 @@ def quota_ends(
     dither = mix32(torch.arange(table.experts), rank, layer, 0) >> (32 - FRACTION_BITS)
     loads.round(dither.tolist())
     return loads.ends()
+
+
+def group_rows(counts: Tensor, table: RoutingTable, ranks: int, rank: int, layer: int) -> Tensor:
+    """What each member of a group sends to each slot, without routing a row.
+
+    Equal to the slots that `route_levelled` gives each member, counted.
+
+    Args:
+        counts: int32 [members, experts], in the order of the members.
+        table: of this layer.
+        ranks: a divisor of the slots.
+        rank: enters the dither; the same for all members.
+        layer: the layer's number.
+
+    Returns:
+        int64 [members, slots].
+    """
+    starts = table.start.long()
+    expert = torch.arange(table.experts).repeat_interleave(starts.diff())
+    ends = torch.tensor(quota_ends(counts.sum(0), table, ranks, rank, layer, SWEEPS_OF_GROUP))
+    begins = ends.roll(1)
+    begins[starts[:-1]] = 0
+    until = counts.long().cumsum(0)[:, expert]
+    since = until - counts[:, expert]
+    rows = torch.zeros(len(counts), table.slots, dtype=torch.int64)
+    common = torch.minimum(until, ends) - torch.maximum(since, begins)
+    rows[:, table.replicas.long()] = common.clamp(min=0)
+    return rows
 
 
 class _Loads:

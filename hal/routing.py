@@ -104,6 +104,19 @@ class RoutingTable:
         return self.replicas.numel()
 
 
+@dataclass(frozen=True, eq=False)
+class DispatchCounts:
+    """What all ranks send in one dispatch, known from their counts before any of them sends.
+
+    Attributes:
+        rows: int64 [ranks, slots], on the host: rows that each rank sends to each slot.
+        generations: of the routing tables of each rank, as they were when it counted.
+    """
+
+    rows: Tensor
+    generations: tuple[int, ...]
+
+
 def _finalise32(x: Word) -> Word:
     x = x ^ (x >> 16)
     x = (x * 0x99F0736B) & MASK32

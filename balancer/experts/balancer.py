@@ -447,10 +447,11 @@ def _router(
         case _, ShareMode.EXACT:
             if context.config.locality is Locality.PREFER:
                 return LocalFirstRouter(accelerator, opened[-1], tables, counters)
-            return GroupShareRouter(accelerator, opened[-1], tables, 0, counters, sharing)
+            group = 0, counters, context.config.timeout, sharing
+            return GroupShareRouter(accelerator, opened[-1], tables, *group)
         case _, ShareMode.NODE:
-            node = context.node
-            return GroupShareRouter(accelerator, opened[-1], tables, node, counters, sharing)
+            group = context.node, counters, context.config.timeout, sharing
+            return GroupShareRouter(accelerator, opened[-1], tables, *group)
         case _, ShareMode.LOCAL:
             return LocalShareRouter(accelerator, tables, place, counters)
     return TableRouter(accelerator, tables, place, counters)

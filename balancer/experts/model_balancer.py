@@ -26,6 +26,7 @@ from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.balancer.experts.weights.memory_report import MemoryReport, RoundOrder, memory_report
 from equipoise.hal.errors import EquipoiseError, ExpertsLost, UsageError
+from equipoise.hal.routing import DispatchCounts
 from equipoise.hal.slots import Reader
 from equipoise.hal.stream import Stream
 
@@ -68,6 +69,20 @@ class LayerRouter:
     def route(self, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Returns slot ids, int32 [n, top_k], for expert ids of the same shape; see `Router`."""
         return self.router.route(self.row, step, ids, on)
+
+    def dispatch_counts(self) -> DispatchCounts | None:
+        """Returns what all ranks send by the last `route`, for `VariableSizeExchange.prepare`.
+
+        With `exact` shares that saves the collective by which ranks tell each other sizes. None
+        where the router does not know it. Called by the thread that called `route`, before another
+        layer of the group is routed; it waits for the counts of other ranks, at most `timeout`
+        seconds.
+
+        Raises:
+            EngineError: another layer was routed since.
+            CommunicatorError: the counts did not come in time.
+        """
+        return self.router.dispatch_counts(self.row)
 
     @property
     def generation(self) -> int:
@@ -193,7 +208,8 @@ class ModelBalancer:
 
         Its `route(step, ids)` returns the global slot of each row, int32 [tokens, top_k], for
         expert ids of that shape on the device, and counts the load; it is launched on the compute
-        stream. Its `generation` goes with a dispatch, so that peers can compare.
+        stream. Its `generation` goes with a dispatch, so that peers can compare; its
+        `dispatch_counts()` tell a `VariableSizeExchange` its sizes where the router knows them.
 
         Args:
             layer: the model's own number.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -290,27 +291,57 @@ void py_route_levelled(nb::handle ids, nb::handle start, nb::handle replicas, st
                    batch.slots.span(), batch.counts.span());
 }
 
+// Counts of several batches, and the table by which they are divided, checked.
+struct CountedBatches {
+    IdArray counts, start, replicas;
+    std::int32_t ranks;
+
+    CountedBatches(nb::handle counts, nb::handle start, nb::handle replicas, std::int64_t ranks)
+        : counts("counts", counts, 2),
+          start("start", start, 1),
+          replicas("replicas", replicas, 1),
+          ranks(static_cast<std::int32_t>(ranks)) {
+        require_replica_runs(this->start.view(), this->replicas.view());
+        require_ranks(ranks, this->replicas.size());
+        require_size("counts columns", this->counts.extent(1), this->start.size() - 1);
+        require_range("counts", this->counts.view(), 0, INT32_MAX);
+    }
+
+    RoutingTable table() const { return {start.view(), replicas.view(), {nullptr, 0}}; }
+};
+
 void py_levelled_rows(nb::handle counts, nb::handle start, nb::handle replicas,
                       std::int64_t ranks, std::int64_t layer, bool groups, nb::handle rows) {
-    const IdArray batches("counts", counts, 2), starts("start", start, 1),
-        runs("replicas", replicas, 1);
+    const CountedBatches batches(counts, start, replicas, ranks);
     const Array<std::int64_t> sums("rows", rows, 1);
-    require_replica_runs(starts.view(), runs.view());
-    require_ranks(ranks, runs.size());
-    require_size("counts columns", batches.extent(1), starts.size() - 1);
-    require_range("counts", batches.view(), 0, INT32_MAX);
-    require_size("rows", sums.size(), runs.size());
-    require_salt(static_cast<std::int64_t>(batches.extent(0)), layer, 0);
+    require_size("rows", sums.size(), batches.replicas.size());
+    const std::size_t number = batches.counts.extent(0);
+    require_salt(static_cast<std::int64_t>(number), layer, 0);
     nb::gil_scoped_release unlocked;
-    const RoutingTable table{starts.view(), runs.view(), {nullptr, 0}};
-    const std::size_t experts = batches.extent(1);
     std::fill(sums.span().begin(), sums.span().end(), 0);
-    for (std::size_t batch = 0; batch < batches.extent(0); ++batch) {
+    for (std::size_t batch = 0; batch < number; ++batch) {
         const std::uint32_t seed =
             seed32(static_cast<std::uint32_t>(batch), static_cast<std::uint32_t>(layer), 0);
-        add_levelled_rows({batches.view().data + batch * experts, experts}, table,
-                          static_cast<std::int32_t>(ranks), seed, groups, sums.span());
+        add_levelled_rows(batches.counts.row(batch), batches.table(), batches.ranks, seed, groups,
+                          sums.span());
     }
+}
+
+void py_levelled_group_rows(nb::handle counts, nb::handle start, nb::handle replicas,
+                            std::int64_t ranks, std::int64_t group, std::int64_t layer,
+                            nb::handle rows) {
+    const CountedBatches members(counts, start, replicas, ranks);
+    const Array<std::int64_t> divided("rows", rows, 2);
+    const Ids all = members.counts.view();
+    const std::int64_t total = std::accumulate(all.begin(), all.end(), std::int64_t{0});
+    require_range("sum of counts", total, 0, INT32_MAX);
+    require_size("rows rows", divided.extent(0), members.counts.extent(0));
+    require_size("rows columns", divided.extent(1), members.replicas.size());
+    require_salt(group, layer, 0);
+    const std::uint32_t seed =
+        seed32(static_cast<std::uint32_t>(group), static_cast<std::uint32_t>(layer), 0);
+    nb::gil_scoped_release unlocked;
+    divide_group_rows(all, members.table(), members.ranks, seed, divided.span());
 }
 
 // Layers follow each other in one sequence of draws.
@@ -363,6 +394,9 @@ void bind_routing(nb::module_& m) {
           "Writes how many rows of each expert come from each rank, at random.");
     m.def("levelled_rows", &py_levelled_rows, "counts"_a, "start"_a, "replicas"_a, "ranks"_a,
           "layer"_a, "groups"_a, "rows"_a, "Writes rows by slot of batches that are levelled, from their counts.");
+    m.def("levelled_group_rows", &py_levelled_group_rows, "counts"_a, "start"_a, "replicas"_a,
+          "ranks"_a, "group"_a, "layer"_a, "rows"_a,
+          "Writes rows by member and slot of a group that is levelled, from its counts.");
 }
 
 }  // namespace equipoise

@@ -212,4 +212,35 @@ void add_levelled_rows(Ids counts, const RoutingTable& table, std::int32_t ranks
                 levelling.quota(plural.first + i);
 }
 
+void divide_group_rows(Ids counts, const RoutingTable& table, std::int32_t ranks,
+                       std::uint32_t seed, Span<std::int64_t> rows) {
+    const auto experts = static_cast<std::size_t>(table.experts());
+    const auto slots = static_cast<std::size_t>(table.slots());
+    const std::size_t members = counts.size / experts;
+    std::vector<std::int32_t> total(experts, 0);
+    for (std::size_t i = 0; i < members * experts; ++i) total[i % experts] += counts[i];
+    Levelling levelling({total.data(), experts}, table, ranks);
+    levelling.level(kSweepsOfGroup);
+    levelling.round(seed);
+    for (std::size_t member = 0; member < members; ++member)
+        for (std::size_t e = 0; e < experts; ++e)
+            if (table.start[e + 1] - table.start[e] == 1)
+                rows[member * slots + table.replicas[table.start[e]]] = counts[member * experts + e];
+    for (const Plural& plural : levelling.plurals()) {
+        std::int64_t begin = 0;  // of the quota, in rows of the expert over all members
+        for (std::int32_t i = 0; i < plural.copies; ++i) {
+            const std::int64_t end = begin + levelling.quota(plural.first + i);
+            const std::int32_t slot = table.replicas[table.start[plural.expert] + i];
+            std::int64_t before = 0;
+            for (std::size_t member = 0; member < members; ++member) {
+                const std::int64_t until = before + counts[member * experts + plural.expert];
+                const std::int64_t common = std::min(until, end) - std::max(before, begin);
+                rows[member * slots + slot] = std::max<std::int64_t>(common, 0);
+                before = until;
+            }
+            begin = end;
+        }
+    }
+}
+
 }  // namespace equipoise

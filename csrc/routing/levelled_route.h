@@ -24,4 +24,9 @@ void route_levelled(Ids ids, const RoutingTable& table, std::int32_t ranks, std:
 void add_levelled_rows(Ids counts, const RoutingTable& table, std::int32_t ranks,
                        std::uint32_t seed, bool group, Span<std::int64_t> rows);
 
+// Writes `rows` [members, slots]: what each member of a group with these counts [members, experts]
+// sends to each slot. The members' counts add up to at most 2^31 - 1.
+void divide_group_rows(Ids counts, const RoutingTable& table, std::int32_t ranks,
+                       std::uint32_t seed, Span<std::int64_t> rows);
+
 }  // namespace equipoise

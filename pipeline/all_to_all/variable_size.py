@@ -14,6 +14,7 @@ from torch import Tensor
 from equipoise.hal.arguments import positive_seconds, short_text, whole_number
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import ExchangeError, GenerationMismatch
+from equipoise.hal.routing import DispatchCounts
 from equipoise.hal.stream import Stream
 
 
@@ -64,25 +65,34 @@ class VariableSizeExchange:
         self._stream = stream
         self._deadline = positive_seconds("deadline", deadline, ExchangeError)
 
-    def prepare(self, slots: Tensor, generation: int) -> DispatchRoute:
-        """Exchange the row counts for one layer's slot ids.
+    def prepare(
+        self, slots: Tensor, generation: int, counts: DispatchCounts | None = None
+    ) -> DispatchRoute:
+        """Exchange the row counts for one layer's slot ids, unless they are known.
 
         Args:
             slots: int32 [n, top_k], global slot ids; those from ranks * slots_per_rank on
                 mark padding.
             generation: of the routing tables that they come from.
+            counts: what all ranks send, if the router knows it; then this is no collective, and
+                `slots` are what it has routed, unchanged. All ranks give it, or none.
 
         Raises:
-            ExchangeError: `slots` has another shape or dtype, or on the CPU a negative id.
+            ExchangeError: `slots` has another shape or dtype, or on the CPU a negative id; `counts`
+                has another shape or dtype, or other rows of this rank than `slots`.
             GenerationMismatch: a peer routed with tables of another generation.
         """
         generation = whole_number("generation", generation, ExchangeError)
         total = self._communicator.size * self._per_rank
         _check_slots(slots, total)
         flat = slots.reshape(-1)
-        counts = torch.bincount(flat, minlength=total + 1)[:total]
-        send_counts = counts.view(self._communicator.size, self._per_rank)
-        recv_matrix, send_matrix = self._swap_counts(send_counts, generation), send_counts.cpu()
+        own_counts = torch.bincount(flat, minlength=total + 1)[:total]
+        send_counts = own_counts.view(self._communicator.size, self._per_rank)
+        if counts is None:
+            recv_matrix = self._swap_counts(send_counts, generation)
+        else:
+            recv_matrix = self._known_counts(counts, send_counts, generation)
+        send_matrix = send_counts.cpu()
         numbers = torch.arange(self._per_rank).repeat(self._communicator.size)
         return DispatchRoute(
             tokens=slots.shape[0],
@@ -144,13 +154,42 @@ class VariableSizeExchange:
         received_header = torch.empty_like(header)
         self._communicator.all_to_all(received_header, header).result(self._deadline)
         received_header = received_header.cpu()
-        for rank, peer_generation in enumerate(received_header[:, 0].tolist()):
-            if peer_generation != generation:
-                raise GenerationMismatch(
-                    f"rank {rank} dispatched with generation {peer_generation}, "
-                    f"rank {self._communicator.rank} has {generation}"
-                )
+        self._check_generations(received_header[:, 0].tolist(), generation)
         return received_header[:, 1:]
+
+    def _known_counts(self, counts: DispatchCounts, send_counts: Tensor, generation: int) -> Tensor:
+        """Return the rows to receive, int64 [ranks, slots_per_rank] on the host.
+
+        Each rank checks what it sends itself, so that what the others expect of it is right. One
+        that does not fit raises alone; the others wait for its rows, until the deadline.
+        """
+        ranks, own, rows = self._communicator.size, self._communicator.rank, counts.rows
+        expected = (ranks, ranks * self._per_rank)
+        if rows.dtype != torch.int64 or tuple(rows.shape) != expected:
+            raise ExchangeError(
+                f"counts: expected int64 {list(expected)}, got {rows.dtype} {list(rows.shape)}"
+            )
+        if len(counts.generations) != ranks:
+            raise ExchangeError(
+                f"counts: expected generations of {ranks} ranks, got {len(counts.generations)}"
+            )
+        self._check_generations(counts.generations, generation)
+        if not torch.equal(rows[own], send_counts.reshape(-1).cpu()):
+            raise ExchangeError(
+                f"counts: the slots of rank {own} are not those that its router chose: "
+                f"{int(rows[own].sum())} rows by the counts and {int(send_counts.sum())} by the "
+                "slots, which have to be passed on unchanged"
+            )
+        return rows.view(ranks, ranks, self._per_rank)[:, own]
+
+    def _check_generations(self, generations: Sequence[int], own: int) -> None:
+        """Raises `GenerationMismatch` if a rank has another than this one."""
+        for rank, generation in enumerate(generations):
+            if generation != own:
+                raise GenerationMismatch(
+                    f"rank {rank} dispatched with generation {generation}, "
+                    f"rank {self._communicator.rank} has {own}"
+                )
 
     def _move(self, rows: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Tensor:
         recv_rows = rows.new_empty((sum(receives), *rows.shape[1:]))

@@ -186,6 +186,21 @@ def levelled_rows(
     group i. The ids themselves are not needed, nor are slots assigned.
     """
 
+def levelled_group_rows(
+    counts: _Int32,
+    start: _Int32,
+    replicas: _Int32,
+    ranks: int,
+    group: int,
+    layer: int,
+    rows: _Int64,
+) -> None:
+    """Write `rows`, int64 [M, S]: what each member of a group sends to each slot.
+
+    `counts`, int32 [M, E], are those of the group's members, in their order; their sum is below
+    2**31. Semantics: `equipoise.hal.levelled_routing.group_rows`.
+    """
+
 def route_by_row_hash(
     ids: _Int32,
     start: _Int32,

@@ -17,6 +17,7 @@ QUICK = {
     "shares": "shares.py --quick",
     "shares bound": "shares.py --bound --quick",
     "shares speed": "shares.py --speed --quick",
+    "shares exchange": "shares.py --exchange --quick",
     "staging planning": "staging.py --planning --quick",
     "engine_stall": "engine_stall.py --quick",
     "pipeline": "pipeline.py --quick --link loopback",

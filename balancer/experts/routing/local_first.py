@@ -30,6 +30,7 @@ from equipoise.balancer.experts.placement import (
 )
 from equipoise.balancer.experts.routing.layer_update import table_update
 from equipoise.balancer.experts.routing.rank_rows import total_counts
+from equipoise.balancer.experts.routing.routers import Router
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables
@@ -153,7 +154,7 @@ def _dither(like: Tensor, rank: int, layer: int) -> Tensor:
     return mix32(experts, rank, layer, 0) >> SHARE_BITS
 
 
-class LocalFirstRouter:
+class LocalFirstRouter(Router):
     """Divides the rows of all ranks by solved shares, a rank's own replicas first.
 
     Args:

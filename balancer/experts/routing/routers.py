@@ -23,6 +23,7 @@ from equipoise.balancer.experts.routing.drawn_rows import drawn_rank_rows
 from equipoise.balancer.experts.routing.rank_rows import even_rank_rows
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.routing import DispatchCounts
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Role, Stream
 
@@ -52,8 +53,16 @@ class Router(Protocol):
         """
         ...
 
+    def dispatch_counts(self, layer: int) -> DispatchCounts | None:
+        """Returns what all ranks send by the last `route`, which was of this layer.
 
-class TableRouter:
+        None where a router does not know it, as most: the exchange then tells sizes itself. The
+        answer is the same kind on all ranks. Called before the next `route`, by the same thread.
+        """
+        return None
+
+
+class TableRouter(Router):
     """Routes by the shares of the installed tables: static, or lagged if the engine updates them.
 
     Args:
@@ -109,7 +118,7 @@ def scratch(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 ALL_ROWS = 2**31 - 1
 
 
-class RowHashRouter:
+class RowHashRouter(Router):
     """Routes by vLLM's rule: only the row of a token in the rank's batch decides.
 
     Args:
@@ -143,7 +152,7 @@ class RowHashRouter:
         return drawn_rank_rows(counts, even, shape, step)
 
 
-class BlockRoundRobinRouter:
+class BlockRoundRobinRouter(Router):
     """Routes by TensorRT-LLM's rule: replicas in turn within a block of 1024 elements.
 
     Args:

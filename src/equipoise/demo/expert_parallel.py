@@ -25,6 +25,7 @@ from equipoise.demo.model import (
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import ExchangeError
+from equipoise.hal.routing import DispatchCounts
 from equipoise.hal.stream import Stream
 from equipoise.pipeline.all_to_all.fixed_capacity import FixedCapacityExchange
 from equipoise.pipeline.all_to_all.formats import Batch, ExchangeFormat
@@ -60,16 +61,24 @@ class TokenDispatcher(Protocol):
 
 
 class PortableDispatcher:
-    """See `ExchangeForm.PORTABLE`."""
+    """See `ExchangeForm.PORTABLE`.
 
-    def __init__(self, exchange: VariableSizeExchange) -> None:
+    Args:
+        exchange: of the ranks that hold experts.
+        counts: what all ranks send by the last pass of a layer's router, if that knows it.
+    """
+
+    def __init__(
+        self, exchange: VariableSizeExchange, counts: Callable[[int], DispatchCounts | None]
+    ) -> None:
         self._exchange = exchange
+        self._counts = counts
 
     def dispatch_and_combine(
         self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
     ) -> Tensor:
         """See `TokenDispatcher`."""
-        route = self._exchange.prepare(slots, generation)
+        route = self._exchange.prepare(slots, generation, self._counts(layer))
         (rows,) = self._exchange.dispatch(route, [x])
         return self._exchange.combine(route, compute(rows, route.local_slots))
 

@@ -216,7 +216,7 @@ def _loop(
     moe = ExpertParallel(
         balancer.router,
         balancer.serving_state.generation,
-        _carrier(run_context, experts, shape),
+        _carrier(run_context, experts, balancer),
         weights,
         meter,
         balancer.reading_slots,
@@ -228,12 +228,16 @@ def _loop(
     return meter, finished
 
 
-def _carrier(run_context: RunContext, experts: Communicator, shape: ExpertShape) -> TokenDispatcher:
+def _carrier(
+    run_context: RunContext, experts: Communicator, balancer: ExpertBalancer
+) -> TokenDispatcher:
     """As asked for; of fixed capacity, it has room for the largest batch that any rank can have."""
     compute, deadline = run_context.serving.compute, run_context.serving.deadline
+    shape = balancer.shape
     if run_context.settings.exchange is ExchangeForm.PORTABLE:
         return PortableDispatcher(
-            VariableSizeExchange(experts, shape.slots_per_rank, compute, deadline)
+            VariableSizeExchange(experts, shape.slots_per_rank, compute, deadline),
+            balancer.router.dispatch_counts,
         )
     config = run_context.weights.config
     row = RowFormat((config.hidden,), torch.float32)

@@ -1,6 +1,6 @@
 """Logits do not depend on where experts live, nor on how many ranks there are: `torch.equal`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,9 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.balancer.experts.balancer import NO_REBALANCING, open_balancer
+from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
+from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
-from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, solve_shares
+from equipoise.balancer.experts.placement import (
+    ExpertShape,
+    Layout,
+    Placement,
+    even_shares,
+    solve_shares,
+)
 from equipoise.demo.expert_parallel import (
     ExpertParallel,
     FixedCapacityDispatcher,
@@ -80,11 +87,15 @@ def serve(moe: LocalExperts | ExpertParallel, numbers: list[int]) -> list[Tensor
     return [torch.cat(request) for request in rows]
 
 
-def dispatcher_of(member: GroupMember, form: ExchangeForm, shape: ExpertShape) -> TokenDispatcher:
+def dispatcher_of(
+    member: GroupMember, form: ExchangeForm, balancer: ExpertBalancer
+) -> TokenDispatcher:
     """Either form, on communicators of its own."""
     compute, line = member.accelerator.stream(Role.COMPUTE), member.fabric.open("experts")
+    shape = balancer.shape
     if form is ExchangeForm.PORTABLE:
-        return PortableDispatcher(VariableSizeExchange(line, shape.slots_per_rank, compute, 20.0))
+        portable = VariableSizeExchange(line, shape.slots_per_rank, compute, 20.0)
+        return PortableDispatcher(portable, balancer.router.dispatch_counts)
     row = RowFormat((CONFIG.hidden,), torch.float32)
     exchange_format = ExchangeFormat.without_overflow(
         shape.ranks, shape.slots_per_rank, 0, 10 * len(PROMPTS), CONFIG.top_k, [row], row
@@ -99,6 +110,7 @@ def serve_on(
     shape: ExpertShape,
     placement: Placement,
     form: ExchangeForm = ExchangeForm.PORTABLE,
+    shares: ShareMode = ShareMode.STATIC,
 ) -> list[Tensor]:
     """This rank's share of the prompts; the slots hold `placement`, the tables say `layout`."""
     weights = SlotWeights(CONFIG, shape.slots_per_rank)
@@ -106,11 +118,11 @@ def serve_on(
     _fill(member, weights, placement, shape)
     store = member.accelerator.slot_store(weights.layer_group().layout(staging=0))
     ends = member.accelerator, member.fabric, store
-    balancer = open_balancer(*ends, shape, layout, ENGINE, NO_REBALANCING)
+    balancer = open_balancer(*ends, shape, layout, replace(ENGINE, shares=shares), NO_REBALANCING)
     moe = ExpertParallel(
         balancer.router,
         balancer.serving_state.generation,
-        dispatcher_of(member, form, shape),
+        dispatcher_of(member, form, balancer),
         weights,
         Clock(),
         balancer.reading_slots,
@@ -178,6 +190,24 @@ def test_expert_parallel_logits_differ_with_wrong_expert(
         2, lambda member: serve_on(member, Layout(placement, shares), shape, false, form)
     )
     assert not all(equal(by_rank, reference))
+
+
+def test_expert_parallel_with_exact_shares_swaps_no_sizes(
+    reference: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The portable exchange takes the router's counts: nothing but rows goes over all-to-all."""
+    shape = ExpertShape(CONFIG.layers, CONFIG.experts, 12, 2)
+    placement = np.tile(np.arange(12, dtype=np.int32) % 8, (CONFIG.layers, 1))
+    layout = Layout(placement, even_shares(placement, CONFIG.experts))
+
+    def sizes(*arguments: Tensor) -> None:
+        raise AssertionError("sizes are exchanged")
+
+    monkeypatch.setattr(GlooCommunicator, "all_to_all", sizes)
+    by_rank = on_ranks(
+        2, lambda member: serve_on(member, layout, shape, placement, shares=ShareMode.EXACT)
+    )
+    assert all(equal(by_rank, reference))
 
 
 def equal(by_rank: list[list[Tensor]], reference: list[Tensor]) -> list[bool]:

@@ -10,6 +10,7 @@ from equipoise.hal import levelled_routing, routing
 from equipoise.hal.levelled_routing import (
     SWEEPS_ALONE,
     GroupCounts,
+    group_rows,
     quota_ends,
     route_levelled,
 )
@@ -138,6 +139,23 @@ def test_levelled_group_divides_its_sum_as_one_batch(
     alone = GroupCounts(total, torch.zeros_like(total))
     expected, _ = route_levelled(torch.cat(members), table, ranks, RANK, LAYER, alone)
     assert torch.cat(slots).tolist() == expected.tolist()
+
+
+@UNHURRIED
+@given(layouts(), st.integers(0, 5), st.integers(0, 5), st.data())
+def test_group_rows_are_the_slots_of_each_member_counted(
+    layout: tuple[list[int], int], number: int, layer: int, data: st.DataObject
+) -> None:
+    placement, ranks = layout
+    table, experts = table_of(placement), max(placement) + 1
+    drawn = st.lists(COUNT, min_size=experts, max_size=experts)
+    members = data.draw(st.lists(drawn, min_size=1, max_size=4))
+    counts = torch.tensor(members, dtype=torch.int32)
+    rows = group_rows(counts, table, ranks, number, layer)
+    for member, own in enumerate(members):
+        group = GroupCounts(counts.sum(0).int(), counts[:member].sum(0).int())
+        slots, _ = route_levelled(ids_of(own), table, ranks, number, layer, group)
+        assert rows[member].tolist() == torch.bincount(slots, minlength=table.slots).tolist()
 
 
 def test_levelled_quotas_of_ranks_and_layers_round_differently() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from equipoise import _native
 from equipoise.hal import routing
-from equipoise.hal.levelled_routing import GroupCounts, route_levelled
+from equipoise.hal.levelled_routing import GroupCounts, group_rows, route_levelled
 
 UNHURRIED = settings(deadline=None)
 WORD = st.integers(0, 2**31 - 1)
@@ -112,3 +112,39 @@ def test_levelled_rows_refuse_counts_of_other_experts() -> None:
         _native.levelled_rows(
             torch.zeros(1, 3, dtype=torch.int32), table.start, table.replicas, 1, 0, False, rows
         )
+
+
+@UNHURRIED
+@given(layouts(), WORD, WORD, st.data())
+def test_native_group_rows_equal_reference(
+    layout: tuple[routing.RoutingTable, int], number: int, layer: int, data: st.DataObject
+) -> None:
+    table, ranks = layout
+    count = st.one_of(st.integers(0, 9), st.integers(0, 2**24))
+    member = st.lists(count, min_size=table.experts, max_size=table.experts)
+    members = data.draw(st.lists(member, min_size=1, max_size=5))
+    counts = torch.tensor(members, dtype=torch.int32)
+    rows = torch.full((len(members), table.slots), -7, dtype=torch.int64)
+    layers = table.start, table.replicas
+    _native.levelled_group_rows(counts, *layers, ranks, number, layer, rows)
+    assert rows.tolist() == group_rows(counts, table, ranks, number, layer).tolist()
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows", "message"),
+    [
+        ([[1, 2, 3]], (1, 3), "counts columns: expected 2 elements, got 3"),
+        ([[1, -1]], (1, 3), "counts: expected 0 to 2147483647"),
+        ([[2**31 - 1, 0], [0, 1]], (2, 3), "sum of counts: expected 0 to 2147483647"),
+        ([[1, 2]], (2, 3), "rows rows: expected 1 elements, got 2"),
+        ([[1, 2]], (1, 2), "rows columns: expected 3 elements, got 2"),
+    ],
+)
+def test_native_group_rows_refuse_arguments_that_do_not_fit(
+    counts: list[list[int]], rows: tuple[int, int], message: str
+) -> None:
+    out = torch.full(rows, -7, dtype=torch.int64)
+    batches = torch.tensor(counts, dtype=torch.int32)
+    with pytest.raises(ValueError, match=message):
+        _native.levelled_group_rows(batches, int32(0, 2, 3), int32(0, 2, 1), 3, 0, 0, out)
+    assert (out == -7).all()

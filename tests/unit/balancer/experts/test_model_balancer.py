@@ -25,6 +25,7 @@ from helpers.processes.thread_ranks import GroupMember, on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.balancer.experts.config import ShareMode
 from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.model_balancer import BalancerSet, ModelBalancer, add_context
 from equipoise.balancer.experts.open import UpdatePathFactory
@@ -59,6 +60,30 @@ def test_router_is_found_by_layer_number_of_model() -> None:
         placement = target.layout.placement[target.model.layer(6)]
         assert placement[slots.flatten().numpy()].tolist() == [0, 3]
         assert target.counters[0].tolist() == [[0] * EXPERTS, [1, 0, 0, 1]]
+        balancers.close()
+
+    on_ranks(RANKS, program)
+
+
+def test_layer_router_tells_what_all_ranks_send_of_its_own_layer() -> None:
+    def program(member: GroupMember) -> None:
+        exact = settings(shares=ShareMode.EXACT)
+        balancers = open_all(member, BOTH, staged_from_peers, exact)
+        target, compute = balancers["target"], member.accelerator.stream(Role.COMPUTE)
+        rows: list[list[int]] = []
+
+        def route() -> None:
+            target.router(6).route(0, torch.tensor([[0], [3]], dtype=torch.int32))
+            counts = target.router(6).dispatch_counts()
+            assert counts is not None
+            assert counts.generations == (target.router(6).generation,) * RANKS
+            rows.append(counts.rows.sum(1).tolist())
+            with pytest.raises(EngineError, match="routed last: layer 1"):
+                target.router(3).dispatch_counts()
+
+        compute.launch(route)
+        compute.synchronize(20.0)
+        assert rows == [[2] * RANKS]
         balancers.close()
 
     on_ranks(RANKS, program)

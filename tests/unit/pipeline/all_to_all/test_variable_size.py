@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from equipoise.backends.virtual.backend import VirtualBackend
-from equipoise.hal.errors import ExchangeError
+from equipoise.hal.errors import ExchangeError, GenerationMismatch
+from equipoise.hal.routing import DispatchCounts
 from equipoise.hal.stream import Role
 from equipoise.pipeline.all_to_all.variable_size import VariableSizeExchange, _check_slots
 
@@ -53,6 +54,34 @@ def test_prepare_refuses_unknown_slots(slots: torch.Tensor, message: str) -> Non
     with pytest.raises(ExchangeError) as error:
         exchange().prepare(slots, 0)
     assert str(error.value) == message
+
+
+ROWS = torch.bincount(IDS.flatten().long(), minlength=PER_RANK + 1)[None, :PER_RANK]
+OTHER = ROWS.flip(1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "generations", "error", "message"),
+    [
+        (ROWS.int(), (3,), ExchangeError, "counts: expected int64 [1, 6], got torch.int32 [1, 6]"),
+        (ROWS[:, 1:], (3,), ExchangeError, "counts: expected int64 [1, 6], got torch.int64 [1, 5]"),
+        (ROWS, (3, 3), ExchangeError, "counts: expected generations of 1 ranks, got 2"),
+        (ROWS, (4,), GenerationMismatch, "rank 0 dispatched with generation 4, rank 0 has 3"),
+        (
+            OTHER,
+            (3,),
+            ExchangeError,
+            "counts: the slots of rank 0 are not those that its router chose: 3 rows by the counts "
+            "and 3 by the slots, which have to be passed on unchanged",
+        ),
+    ],
+)
+def test_prepare_refuses_counts_that_do_not_fit_its_slots(
+    rows: torch.Tensor, generations: tuple[int, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as raised:
+        exchange().prepare(IDS, 3, DispatchCounts(rows, generations))
+    assert str(raised.value) == message
 
 
 def test_slot_values_are_not_read_on_a_device() -> None:

@@ -19,7 +19,7 @@ from equipoise.balancer.experts.balancer import (
     check_whole_batches,
     open_balancer,
 )
-from equipoise.balancer.experts.config import BalancerConfig, RoutingRule, ShareMode
+from equipoise.balancer.experts.config import BalancerConfig, Locality, RoutingRule, ShareMode
 from equipoise.balancer.experts.context import NO_REBALANCING, BalancerContext
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares
 from equipoise.hal.errors import EngineError
@@ -211,6 +211,68 @@ def test_exact_router_counts_the_rows_of_two_pairs_of_ranks_once_each() -> None:
         group = GroupCounts(counts.sum(0).int(), counts[:pair].sum(0).int())
         expected, _ = route_levelled(ids_of(batches[pair]), table(), RANKS, 0, LAYER, group)
         assert slots == expected.tolist()
+
+
+def counts_known(member: GroupMember, settings: BalancerConfig) -> bool:
+    """Whether the router of such a balancer knows what all ranks send."""
+    balancer = opened(member, settings)
+    compute, known = member.accelerator.stream(Role.COMPUTE), []
+    ids = torch.zeros(4, 1, dtype=torch.int32)
+
+    def route() -> None:
+        balancer.router.route(LAYER, 0, ids)
+        known.append(balancer.router.dispatch_counts(LAYER) is not None)
+
+    compute.launch(route)
+    compute.synchronize(20.0)
+    balancer.close()
+    return known[0]
+
+
+COUNTS_KNOWN = {
+    "exact": (config(ShareMode.EXACT), True),
+    "node, one node": (config(ShareMode.NODE, nodes=1), True),
+    "node, two nodes": (config(ShareMode.NODE), False),
+    "exact, rows shared": (config(ShareMode.EXACT, ranks_sharing_rows=2), False),
+    "exact, own rank first": (config(ShareMode.EXACT, locality=Locality.PREFER), False),
+    "local": (config(ShareMode.LOCAL), False),
+    "static": (config(ShareMode.STATIC), False),
+    "row hash": (config(ShareMode.STATIC, routing_rule=RoutingRule.VLLM_ROW_HASH), False),
+    "block turns": (config(ShareMode.STATIC, routing_rule=RoutingRule.TRTLLM_ROUND_ROBIN), False),
+}
+
+
+@pytest.mark.parametrize(("settings", "known"), COUNTS_KNOWN.values(), ids=COUNTS_KNOWN.keys())
+def test_dispatch_counts_are_known_where_counts_of_all_ranks_are_gathered(
+    settings: BalancerConfig, known: bool
+) -> None:
+    assert on_ranks(RANKS, partial(counts_known, settings=settings)) == [known] * RANKS
+
+
+def refused_counts(member: GroupMember) -> list[str]:
+    """The errors of dispatch counts before any route, and after that of another layer."""
+    balancer = opened(member, config(ShareMode.EXACT))
+    compute, messages = member.accelerator.stream(Role.COMPUTE), []
+
+    def refused() -> None:
+        with pytest.raises(EngineError) as error:
+            balancer.router.dispatch_counts(LAYER)
+        messages.append(str(error.value))
+
+    def program() -> None:
+        refused()
+        balancer.router.route(0, 0, torch.zeros(4, 1, dtype=torch.int32))
+        refused()
+
+    compute.launch(program)
+    compute.synchronize(20.0)
+    balancer.close()
+    return messages
+
+
+def test_dispatch_counts_of_a_layer_that_was_not_routed_last_are_refused() -> None:
+    message = "dispatch_counts of layer 1 follows its route; routed last: "
+    assert on_ranks(RANKS, refused_counts) == [[message + "none", message + "layer 0"]] * RANKS
 
 
 def context_of(settings: BalancerConfig, group: EPGroup) -> BalancerContext:
