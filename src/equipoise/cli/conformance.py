@@ -35,6 +35,10 @@ from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
 from equipoise.hal.errors import UsageError
+from equipoise.input_files import read_input
+
+BROKEN = (Status.VIOLATED, Status.EXPECTED)
+"""Told at once."""
 
 
 class ConformanceProgress(Protocol):
@@ -78,8 +82,9 @@ class ConformanceProgressBar:
         """One further."""
         if self._bar is None:
             return
-        if finding.status is Status.VIOLATED:
-            self._bar.write(f"violated: {finding.property_name}", file=self._stream)
+        if finding.status in BROKEN:
+            line = f"{finding.status.value}: {finding.property_name}"
+            self._bar.write(line, file=self._stream)
         self._bar.update(1)
 
     def done(self) -> None:
@@ -94,6 +99,7 @@ class ConformanceProgressLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._total, self._count, self._family = 0, 0, ""
+        self._began = time.monotonic()
 
     def begin(self, total: int) -> None:
         """Remember how many."""
@@ -103,13 +109,14 @@ class ConformanceProgressLines:
         """Name a family that begins."""
         if bout.claim.family != self._family:
             self._family = bout.claim.family
-            self._say(f"{self._count}/{self._total} properties; {self._family}")
+            seconds = time.monotonic() - self._began
+            self._say(f"{self._count}/{self._total} properties, {seconds:.0f} s; {self._family}")
 
     def found(self, finding: Finding) -> None:
         """Name a violation."""
         self._count += 1
-        if finding.status is Status.VIOLATED:
-            self._say(f"violated: {finding.property_name}")
+        if finding.status in BROKEN:
+            self._say(f"{finding.status.value}: {finding.property_name}")
 
     def done(self) -> None:
         """Nothing stays open."""
@@ -148,6 +155,7 @@ def conformance_progress_for(wish: str) -> ConformanceProgress:
 MAX_CASES = 1_000_000
 
 if TYPE_CHECKING:
+    from equipoise.hal.conformance.expected import Expectation
     from equipoise.hal.conformance.result import SuiteResult
 
 
@@ -161,7 +169,7 @@ def conformance(arguments: Namespace, command: str) -> int:
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     request = request_of(vars(arguments))
     validate(request)
-    result = _conduct(request)
+    result = _conduct(request, read_xfail(request.xfail))
     if result is None:
         # Started by a launcher as a rank other than 0: rank 0 prints the results.
         return 0
@@ -178,8 +186,7 @@ def conformance(arguments: Namespace, command: str) -> int:
 def request_of(arguments: Mapping[str, Any]) -> ConformanceRequest:
     """What the command line asks for, its configuration file included."""
     options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
-    if "only" in options:
-        options["only"] = tuple(options["only"])
+    options |= {key: tuple(options[key]) for key in ("only", "level") if key in options}
     file = read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
     return resolve_conformance_request(options, file)
 
@@ -206,6 +213,22 @@ def validate(request: ConformanceRequest) -> None:
             check_file(_typed(flag, path, request), path)
     if request.json is not None and request.json == request.html:
         raise UsageError(f"--html: {request.html} is the file that --json is written to")
+
+
+def read_xfail(path: Path | None) -> "tuple[Expectation, ...]":
+    """The violations that the file of --xfail lists. Raises UsageError, in one line."""
+    from equipoise.hal.conformance.expected import parse_expectations
+
+    if path is None:
+        return ()
+    try:
+        return parse_expectations(read_input(path).decode())
+    except UsageError as error:
+        raise UsageError(f"--xfail: {path}: {error}") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"--xfail: {path} is not text") from None
+    except OSError as error:
+        raise UsageError(f"--xfail: {path} cannot be read: {error.strerror}") from None
 
 
 def _typed(flag: str, path: Path, request: ConformanceRequest) -> str:
@@ -252,7 +275,9 @@ def _check_schedule_source(name: str, backend: str) -> None:
         raise UsageError(f"--schedule-from: {error}") from error
 
 
-def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
+def _conduct(
+    request: ConformanceRequest, expectations: "tuple[Expectation, ...]"
+) -> "SuiteResult | None":
     from equipoise.cli.conformance import conformance_progress_for
     from equipoise.hal.conformance.runner import ConformanceRun
 
@@ -263,6 +288,9 @@ def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
         ranks=request.ranks,
         profile=request.profile,
         families=request.only,
+        levels=request.level,
+        expectations=expectations,
+        judged=request.judged,
         seed=request.seed,
         cases=request.cases,
         steer=request.schedule_from,

@@ -7,14 +7,15 @@ from typing import Any
 
 from equipoise.cli import kinds
 from equipoise.cli.option import Option
-from equipoise.hal.conformance.clauses import FAMILIES
-from equipoise.hal.conformance.profile import Profile
+from equipoise.hal.conformance.clauses import FAMILIES, Level
+from equipoise.hal.conformance.profile import Judged, Profile
 
 SUBJECT, EFFORT, OUTPUT = "what is tested", "how hard", "output"
 JSON, HTML = "conformance.json", "conformance.html"
 
 OPTIONS = (
-    Option(key="backend", kind=kinds.NAME, group=SUBJECT, metavar="NAME", shown_default="cpu",
+    Option(key="backend", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
+           shown_default="cpu, which is not judged where --communicator is given",
            help="accelerator under test: a name that `equipoise doctor` lists, or PACKAGE:OBJECT"),
     Option(key="communicator", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
            shown_default="the one that goes with the backend",
@@ -29,10 +30,14 @@ OPTIONS = (
            help="minutes, or hours"),
     Option(key="only", kind=kinds.FAMILY_NAMES, group=EFFORT, metavar="FAMILY",
            shown_default="all families", help=f"only these properties: {', '.join(FAMILIES)}"),
+    Option(key="level", kind=kinds.LEVEL_NAMES, group=EFFORT, metavar="LEVEL",
+           shown_default="all levels", help=f"only what these levels need: {', '.join(Level)}"),
     Option(key="seed", kind=kinds.WHOLE, group=EFFORT, metavar="N", shown_default="0",
            help="what the draws start from: the same seed draws the same programs"),
     Option(key="cases", kind=kinds.WHOLE, group=EFFORT, metavar="N",
            shown_default="as the profile says", help="how many cases of each property to play"),
+    Option(key="xfail", kind=kinds.PATH, group=EFFORT, metavar="FILE", shown_default="none",
+           help="violations that are known, as TOML: they do not fail the run, their absence does"),
     Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR", shown_default="none",
            help=f"folder for {JSON} and {HTML}"),
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
@@ -55,19 +60,28 @@ class ConformanceRequest:
     schedule_from: str | None = None
     profile: Profile = Profile.CI
     only: tuple[str, ...] = FAMILIES
+    level: tuple[Level, ...] = tuple(Level)
+    xfail: Path | None = None
     seed: int = 0
     cases: int | None = None
     json: Path | None = None
     html: Path | None = None
     out: Path | None = None
     progress: str = "shown"
+    judged: Judged = Judged.BACKEND
 
 
 def resolve_conformance_request(
     command_line: Mapping[str, Any], file: Mapping[str, Any]
 ) -> ConformanceRequest:
-    """Command line over configuration file over default."""
+    """Command line over configuration file over default.
+
+    A communicator is judged by itself where no accelerator is named: then the host's is only what
+    it is judged on.
+    """
     values = dict(file) | dict(command_line)
+    if "communicator" in values and not values.keys() & {"backend", "schedule_from"}:
+        values["judged"] = Judged.COMMUNICATOR
     out = values.get("out")
     if out is not None:
         values = {"json": out / JSON, "html": out / HTML} | values

@@ -22,7 +22,7 @@ from equipoise.demo.settings import (
     Shares,
     VariantName,
 )
-from equipoise.hal.conformance.clauses import FAMILIES
+from equipoise.hal.conformance.clauses import FAMILIES, Level
 from equipoise.hal.conformance.profile import Profile
 from equipoise.hal.errors import UsageError
 from equipoise.input_files import read_input
@@ -227,6 +227,13 @@ def _families_from_yaml(value: object) -> tuple[str, ...]:
     return tuple(_family(item) for item in values)
 
 
+def _levels_from_yaml(value: object) -> tuple[Level, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise ValueError(value)
+    return tuple(Level(_str_from_yaml(item)) for item in values)
+
+
 def _workers_from_yaml(value: object) -> tuple[object, ...]:
     # What an entry says is checked where all of them are put together.
     if not isinstance(value, list) or not value:
@@ -335,6 +342,9 @@ PROFILE = OptionKind(
     " or ".join(Profile), lambda text: Profile(text), lambda value: Profile(_str_from_yaml(value))
 )
 FAMILY_NAMES = OptionKind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
+LEVEL_NAMES = OptionKind(
+    f"a level ({', '.join(Level)})", lambda text: Level(text), _levels_from_yaml
+)
 RANGE = OptionKind(
     "START-STOP, whole numbers with START below STOP", IterationRange.parse, _range_from_yaml
 )

@@ -26,6 +26,7 @@ from equipoise.cli import (
 )
 from equipoise.cli.kinds import (
     FAMILY_NAMES,
+    LEVEL_NAMES,
     ORIGINS,
     PATH,
     SETTINGS,
@@ -193,7 +194,7 @@ DOCTOR = "Say what was found on this machine, what is missing and why."
 
 STATISTICS = "recorded statistics: a file or a folder"
 ROUTING_TRACE = "recorded routing, by token or by step: a file or a folder"
-LISTS = (TEXTS, VARIANTS, FAMILY_NAMES, WORKERS, SETTINGS, ORIGINS)
+LISTS = (TEXTS, VARIANTS, FAMILY_NAMES, LEVEL_NAMES, WORKERS, SETTINGS, ORIGINS)
 """Kinds of which an option takes several."""
 
 
