@@ -8,6 +8,7 @@ from typing import Any
 from equipoise.hal.conformance.clauses import LEVELS, Level, clause_sort_key
 from equipoise.hal.conformance.expected import Expectation, Shows
 from equipoise.hal.conformance.profile import Judged
+from equipoise.hal.conformance.program import case_to_json
 from equipoise.hal.conformance.search import (
     PropertyHeld,
     PropertyReported,
@@ -193,6 +194,8 @@ class SuiteResult:
         seconds: of the whole run.
         partial_levels: levels of which a property that the backend can play was not asked for.
         expectations: violations that are known.
+        steer: what received the schedule of each case, as PACKAGE:OBJECT.
+        launcher: what a command needs before it where a launcher started the ranks, or nothing.
     """
 
     backend: str
@@ -205,6 +208,8 @@ class SuiteResult:
     partial_levels: frozenset[Level] = frozenset()
     expectations: tuple[Expectation, ...] = ()
     judged: Judged = Judged.BACKEND
+    steer: str | None = None
+    launcher: str = ""
 
     @property
     def subject(self) -> str:
@@ -330,4 +335,5 @@ def _detail(verdict: Verdict) -> dict[str, Any]:
         "program": verdict.case.program.lines(),
         "steps": len(verdict.case.program.steps),
         "schedule": verdict.case.schedule.hex(),
+        "case": case_to_json(verdict.case),
     }

@@ -201,6 +201,8 @@ class ConformanceRun:
             findings=findings,
             seconds=time.monotonic() - began,
             partial_levels=partial_levels,
+            steer=self.steer,
+            launcher="" if rendezvous is None else f"mpiexec -n {rendezvous.size}",
             expectations=self.expectations,
         )
 
@@ -228,18 +230,44 @@ class ConformanceRun:
 
     def _subjects(self, rendezvous: Rendezvous | None) -> dict[Executor, Subject]:
         backend = registry.accelerator(self.backend)
+        executors: tuple[Executor, ...] = (Executor.DEVICE, Executor.RANKS)
         if isinstance(backend, ControlledBackend):
-            return {Executor.VIRTUAL: ControlledSubject(backend)}
-        if self.steer is not None:
-            return {Executor.DEVICE: DeviceSubject(backend, load_steer(self.steer))}
-        ranks: Subject
+            executors = (Executor.VIRTUAL,)
+        elif self.steer is not None:
+            executors = (Executor.DEVICE,)
+        elif self.judged is Judged.COMMUNICATOR:
+            executors = (Executor.RANKS,)
+        place = SubjectPlace(self.backend, self.communicator, self.ranks, self.steer)
+        return {executor: open_subject(executor, place, rendezvous) for executor in executors}
+
+
+@dataclass(frozen=True)
+class SubjectPlace:
+    """What is under test, by name, on how many ranks at most, and what receives schedules."""
+
+    backend: str
+    communicator: str
+    ranks: int
+    steer: str | None = None
+
+
+def open_subject(executor: Executor, place: SubjectPlace, rendezvous: Rendezvous | None) -> Subject:
+    """The subject of one executor; `rendezvous` is that of a launcher which started the ranks.
+
+    Raises:
+        BackendUnavailable: a backend is unknown, or cannot run here.
+        UsageError: the device cannot be steered, or its schedule cannot be chosen.
+    """
+    if executor is Executor.RANKS:
         if rendezvous is None:
-            ranks = ProcessSubject(self.backend, self.communicator, self.ranks)
-        else:
-            ranks = launched.LaunchedSubject(self.backend, self.communicator, rendezvous)
-        if self.judged is Judged.COMMUNICATOR:
-            return {Executor.RANKS: ranks}
-        return {Executor.DEVICE: DeviceSubject(backend), Executor.RANKS: ranks}
+            return ProcessSubject(place.backend, place.communicator, place.ranks)
+        return launched.LaunchedSubject(place.backend, place.communicator, rendezvous)
+    backend = registry.accelerator(place.backend)
+    if executor is Executor.DEVICE:
+        return DeviceSubject(backend, None if place.steer is None else load_steer(place.steer))
+    if not isinstance(backend, ControlledBackend):
+        raise UsageError(f"{place.backend} has no schedule that can be chosen")
+    return ControlledSubject(backend)
 
 
 def _levels(possible: Sequence[PropertyRun], played: Sequence[PropertyRun]) -> frozenset[Level]:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import sys
 import time
 from argparse import Namespace
@@ -32,6 +31,7 @@ from equipoise.cli.validation import (
 )
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
+from equipoise.hal.conformance.reproduce import FOLDER, set_library_defaults
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
 from equipoise.hal.errors import UsageError
@@ -164,9 +164,7 @@ def conformance(arguments: Namespace, command: str) -> int:
 
     Raises UsageError before anything starts.
     """
-    # The suite launches beside streams that it holds. CUDA loads a kernel with its first launch,
-    # which waits for such a stream, unless it is told beforehand to load everything at its start.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    set_library_defaults()
     request = request_of(vars(arguments))
     validate(request)
     result = _conduct(request, read_xfail(request.xfail))
@@ -179,7 +177,8 @@ def conformance(arguments: Namespace, command: str) -> int:
     try:
         _write(request, result, command)
     finally:
-        print(render(result, stdout_colour_mode()), flush=True)
+        programs = None if request.out is None else request.out / FOLDER
+        print(render(result, stdout_colour_mode(), programs), flush=True)
     return result.exit_code
 
 
@@ -304,7 +303,12 @@ def _conduct(
 
 def _write(request: ConformanceRequest, result: "SuiteResult", command: str) -> None:
     from equipoise.demo.machine import describe_machine
-    from equipoise.report.conformance import render_html
+    from equipoise.report.conformance import (
+        program_name,
+        program_source,
+        render_html,
+        violations,
+    )
 
     about = {
         "equipoise": __version__,
@@ -313,6 +317,10 @@ def _write(request: ConformanceRequest, result: "SuiteResult", command: str) -> 
         "finished": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     }
     lines = []
+    if request.out is not None:
+        for finding in violations(result):
+            path = request.out / FOLDER / program_name(finding)
+            write_file(path, program_source(result, finding), path.parent)
     if request.json is not None:
         text = json.dumps(about | result.to_json(), indent=2, ensure_ascii=False)
         place = write_file(request.json, text + "\n", request.out)

@@ -39,7 +39,7 @@ OPTIONS = (
     Option(key="xfail", kind=kinds.PATH, group=EFFORT, metavar="FILE", shown_default="none",
            help="violations that are known, as TOML: they do not fail the run, their absence does"),
     Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR", shown_default="none",
-           help=f"folder for {JSON} and {HTML}"),
+           help=f"folder for {JSON}, {HTML}, and each violation as a Python file"),
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
            help="write every verdict there"),
     Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",

@@ -2,10 +2,12 @@
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from equipoise.hal.conformance.clauses import CLAUSE_LETTERS, FAMILIES, TITLES, clause_sort_key
 from equipoise.hal.conformance.expected import Expectation, Shows
+from equipoise.hal.conformance.reproduce import python_source, reproduction_of
 from equipoise.hal.conformance.result import (
     ClauseFinding,
     Finding,
@@ -45,14 +47,17 @@ STATUS_STYLES = {
 }
 
 
-def render(result: SuiteResult, colours: ColourMode) -> str:
+def render(result: SuiteResult, colours: ColourMode, programs: Path | None = None) -> str:
     """The whole text; its last line is `verdict(result)`. No line is wider than `WIDTH`, save
-    where the name of a property or a step is longer."""
+    where a name, a step or a path is longer.
+
+    `programs` is the folder in which the programs of violations were written, if they were.
+    """
     lines = [
         styled(headline(result), TextStyle.BOLD, colours),
         "",
         *(_clause(finding, colours) for finding in result.clauses()),
-        *_violations(result, colours),
+        *_violations(result, colours, programs),
         "",
         *matrix(result, colours),
         "",
@@ -190,6 +195,23 @@ def program_lines(verdict: PropertyViolated) -> list[str]:
     return verdict.case.program.lines() + head
 
 
+def program_name(finding: Finding) -> str:
+    """Name of the file that plays the program of a violation."""
+    return f"{finding.property_name}.py"
+
+
+def program_source(result: SuiteResult, finding: Finding) -> str:
+    """The text of that file."""
+    assert isinstance(finding.verdict, PropertyViolated)
+    about = f"violated by {result.subject}, profile {result.profile}, seed {result.seed}"
+    return python_source(reproduction_of(result, finding), about, finding.verdict.what)
+
+
+def run_command(result: SuiteResult, path: Path) -> str:
+    """The command that plays it."""
+    return f"{result.launcher} python {path}".strip()
+
+
 def _clause(finding: ClauseFinding, colours: ColourMode) -> str:
     word = finding.status.value
     if finding.status is Status.HELD:
@@ -205,7 +227,7 @@ def _clause(finding: ClauseFinding, colours: ColourMode) -> str:
     return f"{line}\n{styled(explanation, TextStyle.DIM, colours)}"
 
 
-def _violations(result: SuiteResult, colours: ColourMode) -> Iterable[str]:
+def _violations(result: SuiteResult, colours: ColourMode, programs: Path | None) -> Iterable[str]:
     for finding in violations(result):
         assert isinstance(finding.verdict, PropertyViolated)
         yield ""
@@ -216,6 +238,11 @@ def _violations(result: SuiteResult, colours: ColourMode) -> Iterable[str]:
         yield from textwrap.wrap(finding.verdict.what, WIDTH, subsequent_indent="  ")
         yield f"smallest program found, of {finding.verdict.cases} played:"
         yield from (f"    {line}" for line in program_lines(finding.verdict))
+        if programs is not None:
+            yield f"run it: {run_command(result, programs / program_name(finding))}"
+    if programs is None and violations(result):
+        yield ""
+        yield "--out DIR writes these programs as Python files that run by themselves"
 
 
 def _cells(
@@ -256,7 +283,7 @@ def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
         (
             _head(result),
             _tiles(result),
-            *(_violation(finding) for finding in violations(result)),
+            *(_violation(result, finding) for finding in violations(result)),
             card_section("Levels", _levels(result)),
             card_section("The contract at a glance", _grid(result)),
             card_section("Clause by clause", _clauses(result)),
@@ -311,7 +338,7 @@ def _played(finding: Finding) -> int:
     return 0
 
 
-def _violation(finding: Finding) -> str:
+def _violation(result: SuiteResult, finding: Finding) -> str:
     assert isinstance(finding.verdict, PropertyViolated)
     lines = "\n".join(escape_html(line) for line in program_lines(finding.verdict))
     return card_section(
@@ -319,7 +346,9 @@ def _violation(finding: Finding) -> str:
         f"<p>{escape_html(finding.verdict.what)}</p>"
         f'<p class="soft">{escape_html(finding.property_name)}, '
         f"on {escape_html(finding.executor)}; the smallest program found, of "
-        f"{finding.verdict.cases} played:</p><pre>{lines}</pre>",
+        f"{finding.verdict.cases} played:</p><pre>{lines}</pre>"
+        f"<details><summary>as a Python file that runs by itself</summary><pre>"
+        f"{escape_html(program_source(result, finding))}</pre></details>",
     )
 
 

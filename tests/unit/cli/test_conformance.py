@@ -118,6 +118,9 @@ def test_conformance_writes_json_and_html_report(
     assert violation["what"].split()[0] in page
     assert "verdicts: " in answer.err
     assert "page: " in answer.err
+    path = Path("found", "violations", f"{violation['property']}.py")
+    assert f"run it: python {path}" in answer.out
+    assert violation["program"][-1] in (tmp_path / path).read_text()
 
 
 def test_conformance_command_line_overrides_file_and_defaults(
