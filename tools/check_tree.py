@@ -26,7 +26,9 @@ from pathlib import Path, PurePosixPath
 
 LINKED = ("hal", "backends", "balancer", "pipeline", "integrations")
 """Folders at the top level that are parts of the package through a link in src/equipoise."""
-FOLDERS = (*LINKED, "src", "tests", "examples", "benchmarks", "csrc", "tools", "docs")
+FOLDERS = (
+    *(*LINKED, "src", "tests", "examples", "benchmarks", "csrc", "tools", "docs", "conformance"),
+)
 CODE = frozenset({".py", ".pyi", ".cpp", ".h"})
 TEXT = CODE | {".md", ".toml", ".ini", ".yml", ".yaml", ".sh"}
 ROOT_FILES = ("*.md", "*.toml", "*.ini", "*.yml", "*.txt", "*.py", ".ci/run")

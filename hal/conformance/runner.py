@@ -41,6 +41,10 @@ class PropertyRun:
     executor: Executor
 
 
+SIGNATURES = "R3"
+"""The clause of signatures."""
+
+
 class ProgressListener(Protocol):
     """Called with the progress of the run."""
 
@@ -209,12 +213,14 @@ class ConformanceRun:
     def properties(self) -> list[Property]:
         """The properties of the families and levels asked for, in the suite's order.
 
-        What has no level is measured, not judged: it is left out where levels are chosen.
+        Those of signatures come first: of a method that is missing they say so, while others only
+        say what raised. What has no level is measured, not judged: it is left out where levels are
+        chosen.
         """
         every_level = set(self.levels) == set(Level)
         return [
             prop
-            for prop in suite.properties()
+            for prop in sorted(suite.properties(), key=lambda prop: SIGNATURES not in prop.clauses)
             if prop.family in self.families
             and (every_level or LEVELS.get(prop.clauses[0]) in self.levels)
         ]

@@ -6,13 +6,20 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from equipoise import __version__, install_command
-from equipoise.cli.config import read_config
+from equipoise.cli.checks import (
+    MAX_RANKS,
+    check_backend,
+    check_count,
+    check_devices,
+    check_file,
+    check_folder,
+)
 from equipoise.cli.conformance_options import (
     BY_KEY,
     HTML,
@@ -21,14 +28,6 @@ from equipoise.cli.conformance_options import (
     resolve_conformance_request,
 )
 from equipoise.cli.files import write_file
-from equipoise.cli.validation import (
-    MAX_RANKS,
-    check_backend,
-    check_count,
-    check_devices,
-    check_file,
-    check_folder,
-)
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.conformance.reproduce import FOLDER, set_library_defaults
@@ -37,6 +36,8 @@ from equipoise.hal.conformance.runner import PropertyRun
 from equipoise.hal.errors import UsageError
 from equipoise.input_files import read_input
 
+CLEAR_LINE = "\r\033[K"
+BAR_WIDTH = 24
 BROKEN = (Status.VIOLATED, Status.EXPECTED)
 """Told at once."""
 
@@ -62,35 +63,47 @@ class ConformanceProgress(Protocol):
 
 
 class ConformanceProgressBar:
-    """One bar over all properties; violations are named at once, above it."""
+    """One line that is drawn anew; violations are named at once, above it.
+
+    Written here, and not taken from a package: the suite by itself requires none.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._bar: tqdm[NoReturn] | None = None
+        self._total, self._count, self._place = 0, 0, ""
+        self._began = time.monotonic()
 
     def begin(self, total: int) -> None:
         """Draw it empty."""
-        shape = "{desc:<22}{bar} {n_fmt}/{total_fmt} properties {elapsed}"
-        self._bar = tqdm(total=total, file=self._stream, bar_format=shape, dynamic_ncols=True)
+        self._total = total
+        self._draw()
 
     def next(self, bout: PropertyRun) -> None:
         """Say which family plays where."""
-        if self._bar is not None:
-            self._bar.set_description_str(f"{bout.claim.family} ({bout.executor.value})")
+        self._place = f"{bout.claim.family} ({bout.executor.value})"
+        self._draw()
 
     def found(self, finding: Finding) -> None:
         """One further."""
-        if self._bar is None:
-            return
+        self._count += 1
         if finding.status in BROKEN:
-            line = f"{finding.status.value}: {finding.property_name}"
-            self._bar.write(line, file=self._stream)
-        self._bar.update(1)
+            self._stream.write(f"{CLEAR_LINE}{finding.status.value}: {finding.property_name}\n")
+        self._draw()
 
     def done(self) -> None:
         """Leave it standing."""
-        if self._bar is not None:
-            self._bar.close()
+        if self._total:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def _draw(self) -> None:
+        filled = BAR_WIDTH * self._count // max(1, self._total)
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        self._stream.write(
+            f"{CLEAR_LINE}{self._place:<22}|{'#' * filled:<{BAR_WIDTH}}| "
+            f"{self._count}/{self._total} properties {minutes:02}:{seconds:02}"
+        )
+        self._stream.flush()
 
 
 class ConformanceProgressLines:
@@ -186,12 +199,18 @@ def request_of(arguments: Mapping[str, Any]) -> ConformanceRequest:
     """What the command line asks for, its configuration file included."""
     options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
     options |= {key: tuple(options[key]) for key in ("only", "level") if key in options}
-    file = read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
+    file: Mapping[str, Any] = {}
+    if "config" in arguments:
+        # Imported here: PyYAML is not needed where there is no such file.
+        from equipoise.cli.config import read_config
+
+        file = read_config(arguments["config"], BY_KEY)
     return resolve_conformance_request(options, file)
 
 
 def validate(request: ConformanceRequest) -> None:
     """Raises UsageError naming the option, what it was and what it may be; creates nothing."""
+    check_distributions()
     if importlib.util.find_spec("hypothesis") is None:
         raise UsageError(f"the suite draws with hypothesis: {install_command('conformance')}")
     _check_numbers(request)
@@ -212,6 +231,20 @@ def validate(request: ConformanceRequest) -> None:
             check_file(_typed(flag, path, request), path)
     if request.json is not None and request.json == request.html:
         raise UsageError(f"--html: {request.html} is the file that --json is written to")
+
+
+def check_distributions() -> None:
+    """Raises UsageError where `equipoise` and `equipoise-conformance` are of two versions.
+
+    Both have the same modules: those of the one that was installed last.
+    """
+    installed = {}
+    for name in ("equipoise", "equipoise-conformance"):
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    if len(installed) > 1 and len(set(installed.values())) > 1:
+        found = " and ".join(f"{name} {number}" for name, number in installed.items())
+        raise UsageError(f"{found} are both installed: uninstall both, and install one")
 
 
 def read_xfail(path: Path | None) -> "tuple[Expectation, ...]":
@@ -302,7 +335,7 @@ def _conduct(
 
 
 def _write(request: ConformanceRequest, result: "SuiteResult", command: str) -> None:
-    from equipoise.demo.machine import describe_machine
+    from equipoise.machine import describe_machine
     from equipoise.report.conformance import (
         program_name,
         program_source,

@@ -5,17 +5,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.cli import kinds
+from equipoise.cli import option_kinds as kinds
 from equipoise.cli.option import Option
+from equipoise.hal import registry
 from equipoise.hal.conformance.clauses import FAMILIES, Level
 from equipoise.hal.conformance.profile import Judged, Profile
+
+DESCRIPTION = """\
+Try to break a backend: properties of every clause of the contract, on programs
+that are drawn, and shrunk when one fails. One line for each clause: held,
+violated with the smallest program found, or unsupported by declaration."""
+EXAMPLES = """\
+examples:
+  {command} --backend cpu --ranks 4
+  {command} --backend virtual --only ordering locks
+  {command} --backend my_package.backend:BACKEND --html report.html
+  {command} --communicator my_package:COMMUNICATOR --level core --ranks 2
+  mpiexec -n 4 {command} --backend cpu --communicator mpi
+
+exit code: 0 every clause held or is declared unsupported, 1 one is violated,
+or one that --xfail lists is held, 2 bad input, 3 the suite could not run, 130 interrupted"""
 
 SUBJECT, EFFORT, OUTPUT = "what is tested", "how hard", "output"
 JSON, HTML = "conformance.json", "conformance.html"
 
 OPTIONS = (
     Option(key="backend", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
-           shown_default="cpu, which is not judged where --communicator is given",
+           shown_default="cpu (host without native code); with --communicator it is not judged",
            help="accelerator under test: a name that `equipoise doctor` lists, or PACKAGE:OBJECT"),
     Option(key="communicator", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
            shown_default="the one that goes with the backend",
@@ -48,6 +64,11 @@ OPTIONS = (
            help="no progress, only the clauses and the matrix"),
 )  # fmt: skip
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+def host_backend() -> str:
+    """The name of the host as an accelerator: native, or of the suite's own distribution."""
+    return "cpu" if "cpu" in registry.names(registry.ACCELERATORS) else "host"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,5 +106,6 @@ def resolve_conformance_request(
     out = values.get("out")
     if out is not None:
         values = {"json": out / JSON, "html": out / HTML} | values
+    values.setdefault("backend", host_backend())
     values["progress"] = "hidden" if values.pop("quiet", False) else "shown"
     return ConformanceRequest(**values)

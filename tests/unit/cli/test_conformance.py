@@ -185,6 +185,20 @@ def test_conformance_exits_0_when_violations_are_expected(
     assert "O1 is expected to be violated and is held" in answer.out
 
 
+@pytest.mark.parametrize(("other", "code"), [("0.2.0", 2), ("0.1.0", 0)])
+def test_conformance_refuses_two_versions_of_its_modules(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, other: str, code: int
+) -> None:
+    versions = {"equipoise": "0.1.0", "equipoise-conformance": other}
+    monkeypatch.setattr("equipoise.cli.conformance.version", versions.__getitem__)
+    arguments = ("--backend", "virtual", "--only", "determinism", "--cases", "1", "--quiet")
+    answer = equipoise("conformance", *arguments)
+    assert answer.code == code
+    if code:
+        [line] = answer.err.splitlines()
+        assert "equipoise 0.1.0 and equipoise-conformance 0.2.0 are both installed" in line
+
+
 def test_conformance_options_have_shown_defaults() -> None:
     parser = build_parser()
     text = " ".join(parser.format_help().split())
