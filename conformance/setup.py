@@ -87,4 +87,6 @@ setup(
     # Of the native core, which is not taken.
     exclude_package_data={"equipoise": ["_native.pyi"]},
     cmdclass={"build_py": BuildPart},
+    # Here, and not beside the sources: there it would be found as an installed distribution.
+    options={"egg_info": {"egg_base": "."}},
 )

@@ -53,6 +53,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = (sys.executable, "-m", "pip", "wheel", *OFFLINE, "-w", tree / "out")
     call(*build, tree / "conformance")
     [built] = (tree / "out").iterdir()
+    assert list((ROOT / "src").glob("equipoise_conformance*")) == [], "a build among the sources"
     return built
 
 
