@@ -5,6 +5,7 @@ The modules are those of `../src/equipoise`, under their names, so that a backen
 
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -35,6 +36,8 @@ PARTS = {
 """Packages of which only these modules are taken."""
 NATIVE = {"equipoise.backends.cpu": ("accelerator", "kernels", "slots")}
 """Modules that need the native core, which is not taken."""
+COMMUNICATOR_GROUPS = ("equipoise.communicators", "equipoise.communicator_families")
+"""Entry points by which communicators are found."""
 
 
 class BuildPart(build_py):
@@ -66,6 +69,24 @@ def packages() -> list[str]:
     ]
 
 
+def entry_points(taken: list[str]) -> dict[str, list[str]]:
+    """The command, the host, and those communicators of the package whose modules are taken."""
+    project = tomllib.loads(Path("..", "pyproject.toml").read_text("utf-8"))["project"]
+    groups = {
+        group: [
+            f"{name} = {place}"
+            for name, place in project["entry-points"].get(group, {}).items()
+            if place.partition(":")[0] in taken
+        ]
+        for group in COMMUNICATOR_GROUPS
+    }
+    return {
+        "console_scripts": ["equipoise-conformance = equipoise.cli.conformance_command:main"],
+        "equipoise.accelerators": ["host = equipoise.backends.cpu.host:HOST"],
+        **groups,
+    }
+
+
 def version() -> str:
     """The version of the package."""
     text = (SOURCE / "equipoise" / "__init__.py").read_text("utf-8")
@@ -83,6 +104,7 @@ setup(
     version=version(),
     package_dir={"": str(SOURCE)},
     packages=packages(),
+    entry_points=entry_points(packages()),
     package_data={"equipoise": ["py.typed"]},
     # Of the native core, which is not taken.
     exclude_package_data={"equipoise": ["_native.pyi"]},

@@ -9,7 +9,7 @@ from typing import Protocol
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.clauses import LEVELS, Level
+from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, LEVELS, Level
 from equipoise.hal.conformance.executors import launched
 from equipoise.hal.conformance.executors.controlled import ControlledBackend, ControlledSubject
 from equipoise.hal.conformance.executors.device import DeviceSubject
@@ -191,7 +191,7 @@ class ConformanceRun:
         began = time.monotonic()
         with self.subjects(rendezvous) as subjects:
             plan = plan_runs(self.properties(), subjects)
-            partial_levels = _levels(plan_runs(suite.properties(), subjects), plan)
+            partial_levels = _levels(plan_runs(self._possible_properties(), subjects), plan)
             how = RunOptions(self.profile, self.seed, self.cases, self.expectations)
             findings = tuple(run_properties(plan, how, watcher))
             most = max(size for subject in subjects.values() for size in subject.traits.group_sizes)
@@ -224,6 +224,12 @@ class ConformanceRun:
             if prop.family in self.families
             and (every_level or LEVELS.get(prop.clauses[0]) in self.levels)
         ]
+
+    def _possible_properties(self) -> list[Property]:
+        """The properties that what is judged can be judged by, whatever was asked for."""
+        alone = self.judged is Judged.COMMUNICATOR
+        families = COMMUNICATOR_FAMILIES if alone else FAMILIES
+        return [prop for prop in suite.properties() if prop.family in families]
 
     @contextmanager
     def subjects(self, rendezvous: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:

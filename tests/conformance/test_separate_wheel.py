@@ -48,7 +48,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from copies: a build leaves files beside the sources."""
     tree = tmp_path_factory.mktemp("tree")
     (tree / "src").symlink_to(ROOT / "src")
-    (tree / "LICENSE").symlink_to(ROOT / "LICENSE")
+    for name in ("LICENSE", "pyproject.toml"):
+        (tree / name).symlink_to(ROOT / name)
     copy(ROOT / "conformance", tree / "conformance")
     build = (sys.executable, "-m", "pip", "wheel", *OFFLINE, "-w", tree / "out")
     call(*build, tree / "conformance")
@@ -147,8 +148,10 @@ for name in {ABSENT}:
     assert call(python, "-c", script) == ""
 
 
-def test_wheel_brings_its_command(wheel: Path) -> None:
+def test_wheel_brings_its_command_and_its_communicators(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         [entries] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         text = archive.read(entries).decode()
     assert "equipoise-conformance = equipoise.cli.conformance_command:main" in text
+    assert "gloo = equipoise.backends.cpu:GLOO" in text
+    assert "nccl" not in text, "a communicator that the wheel does not hold"

@@ -8,7 +8,7 @@ from typing import Any
 from equipoise.cli import option_kinds as kinds
 from equipoise.cli.option import Option
 from equipoise.hal import registry
-from equipoise.hal.conformance.clauses import FAMILIES, Level
+from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, Level
 from equipoise.hal.conformance.profile import Judged, Profile
 
 DESCRIPTION = """\
@@ -98,11 +98,11 @@ def resolve_conformance_request(
     """Command line over configuration file over default.
 
     A communicator is judged by itself where no accelerator is named: then the host's is only what
-    it is judged on.
+    it is judged on, and the control plane and signatures are those of whoever wrote its adapter.
     """
     values = dict(file) | dict(command_line)
     if "communicator" in values and not values.keys() & {"backend", "schedule_from"}:
-        values["judged"] = Judged.COMMUNICATOR
+        values = {"only": COMMUNICATOR_FAMILIES} | values | {"judged": Judged.COMMUNICATOR}
     out = values.get("out")
     if out is not None:
         values = {"json": out / JSON, "html": out / HTML} | values

@@ -30,7 +30,7 @@ CHECKED_PACKAGES = (
     *("grpcio", "xds-protos"),
 )
 NO_TORCH = "torch does not import: see it below `checks`"
-HOST_BACKENDS = ("cpu", "virtual")
+HOST_BACKENDS = ("cpu", "host", "virtual")
 """Accelerators that need no device."""
 EXTRAS = {
     "matplotlib": "plots",

@@ -15,6 +15,7 @@ from equipoise.cli.conformance_options import (
     resolve_conformance_request,
 )
 from equipoise.cli.parser import build_parser
+from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES
 from equipoise.hal.conformance.profile import Judged, Profile
 
 BROKEN_BACKEND = "helpers.fakes.broken_stream_backends:BACKEND"
@@ -157,6 +158,10 @@ def test_conformance_judges_communicator_alone_when_no_backend_is_named(
 ) -> None:
     assert resolve_conformance_request(options, {}).judged is judged
     assert resolve_conformance_request({}, options).judged is judged
+    families = COMMUNICATOR_FAMILIES if judged is Judged.COMMUNICATOR else FAMILIES
+    assert resolve_conformance_request(options, {}).only == families
+    chosen = {**options, "only": ("control",)}
+    assert resolve_conformance_request(chosen, {}).only == ("control",)
 
 
 def test_conformance_names_file_of_bad_expectation(
