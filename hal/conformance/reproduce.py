@@ -6,6 +6,7 @@ Imports little: a file sets what libraries read from the environment before they
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ FOLDER = "violations"
 
 
 def set_library_defaults() -> None:
-    """Set what libraries read when they are imported, unless the user has set it."""
+    """Set what libraries read, or say, when they are imported, unless the user has set it."""
     # Sockets of torch's store warn of host names that are not needed here.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Extensions of torch load when a backend asks for them.
@@ -39,6 +40,8 @@ def set_library_defaults() -> None:
     # The suite launches beside streams that it holds. CUDA loads a kernel with its first launch,
     # which waits for such a stream, unless it is told beforehand to load everything at its start.
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    # The suite by itself does without numpy; torch warns where it is not installed.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 
 @dataclass(frozen=True, kw_only=True)

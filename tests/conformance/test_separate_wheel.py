@@ -40,6 +40,7 @@ def call(*command: str | Path) -> str:
         check=False,
     )
     assert completed.returncode == 0, f"{completed.stdout}\n{completed.stderr}"
+    assert "Warning" not in completed.stderr
     return completed.stdout
 
 

@@ -9,6 +9,7 @@ from equipoise import __version__
 from equipoise.cli import conformance_options
 from equipoise.cli.exit_code import run_to_exit_code
 from equipoise.cli.option_parser import Parser, add_options
+from equipoise.hal.conformance.reproduce import set_library_defaults
 
 PROGRAM = "equipoise-conformance"
 
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     try:
         options = _parser().parse_args(arguments)
+        set_library_defaults()
         # Imported here: torch takes a second that `--help` need not wait for.
         from equipoise.cli.conformance import conformance
 
