@@ -58,3 +58,13 @@ def test_signatures_are_judged_first() -> None:
     every = dataclasses.replace(RUN, families=("ordering", "resources")).properties()
     assert [prop.clauses for prop in every[:2]] == [("R3",), ("R3",)]
     assert "R3" not in {clause for prop in every[2:] for clause in prop.clauses}
+
+
+def test_level_is_not_judged_when_a_family_of_it_is_left_out() -> None:
+    """What was played of it held; the rest was not asked for."""
+    run = dataclasses.replace(RUN, families=("timeouts",), levels=(Level.FAULT,))
+    result = run.run(Unwatched())
+    assert result is not None
+    [fault] = [finding for finding in result.levels() if finding.level is Level.FAULT]
+    assert fault.findings
+    assert fault.status is LevelStatus.NOT_JUDGED
