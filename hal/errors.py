@@ -194,11 +194,13 @@ class Violation(EquipoiseError):
 
     Attributes:
         clause: identifier in `docs/contract.md`.
+        plays: what a search counts it as, in plays: many where it took the wait for a deadline.
     """
 
     def __init__(self, clause: str, what: str) -> None:
         super().__init__(f"{clause}: {what}")
         self.clause = clause
+        self.plays = 1
 
 
 class FormatError(EquipoiseError):

@@ -26,7 +26,9 @@ from pathlib import Path, PurePosixPath
 
 LINKED = ("hal", "backends", "balancer", "pipeline", "integrations")
 """Folders at the top level that are parts of the package through a link in src/equipoise."""
-FOLDERS = (*LINKED, "src", "tests", "examples", "benchmarks", "csrc", "tools", "docs")
+FOLDERS = (
+    *(*LINKED, "src", "tests", "examples", "benchmarks", "csrc", "tools", "docs", "conformance"),
+)
 CODE = frozenset({".py", ".pyi", ".cpp", ".h"})
 TEXT = CODE | {".md", ".toml", ".ini", ".yml", ".yaml", ".sh"}
 ROOT_FILES = ("*.md", "*.toml", "*.ini", "*.yml", "*.txt", "*.py", ".ci/run")
@@ -517,7 +519,9 @@ def long_sleeps(tree: Tree) -> Iterator[Violation]:
 
 CONTRACT = "docs/contract.md"
 FAMILIES = "OVAKPESDGXLCBRT"
-ROW = re.compile(r"^\| ([A-Z]\d+) \| (.+?) \| (.+?) \| (.+?) \| (.*?) ?\| (.+?) \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| ([A-Z]\d+) \| (.+?) \| (.+?) \| (.*?) ?\| (.+?) \| (.*?) ?\| (.+?) \|$", re.MULTILINE
+)
 ROW_START = re.compile(r"^\| ([A-Z]\d+) \|", re.MULTILINE)
 KIND = re.compile(r"required|reported|capabilit(y|ies)\b")
 TESTED_BY = re.compile(r"`tests/|\bconformance \(|\bowed\b")
@@ -560,7 +564,7 @@ def citations(text: str) -> Iterator[tuple[int, str]]:
 
 
 def contract_rows(tree: Tree) -> Iterator[Violation]:
-    """Clauses without their six columns, numbered with gaps, or of no known kind."""
+    """Clauses without their seven columns, numbered with gaps, or of no known kind."""
     contract = tree.sources.get(CONTRACT, Source(CONTRACT, ""))
     rows = {match.start(): match for match in ROW.finditer(contract.text)}
     expected = dict.fromkeys(FAMILIES, 1)
@@ -572,13 +576,13 @@ def contract_rows(tree: Tree) -> Iterator[Violation]:
         expected[family] = number + 1
         row = rows.get(start.start())
         if row is None:
-            yield contract.violation(line, f"{clause}: a clause has six columns")
+            yield contract.violation(line, f"{clause}: a clause has seven columns")
             continue
         if not KIND.match(row[3]):
             yield contract.violation(line, f"{clause}: {row[3]!r} is no kind of clause")
-        if not TESTED_BY.search(row[6]):
+        if not TESTED_BY.search(row[7]):
             yield contract.violation(line, f"{clause}: says neither what tests it nor 'owed'")
-        for path in PATH.findall(row[4]) + PATH.findall(row[6]):
+        for path in PATH.findall(row[5]) + PATH.findall(row[7]):
             in_repository = REPOSITORY_PATH.match(path)  # in every document
             if "/" in path and not in_repository and not (tree.root / path).exists():
                 yield contract.violation(line, f"{clause}: {path} does not exist")

@@ -43,7 +43,7 @@ def save(
     tables: Mapping[str, Sequence[Row]] | None = None,
 ) -> Path:
     """Write benchmarks/results/NAME.json with what it was measured by."""
-    from equipoise.demo.machine import describe_machine  # reading results takes no package
+    from equipoise.machine import describe_machine  # reading results takes no package
 
     head = {"command": shlex.join(command), "commit": commit(), "machine": describe_machine()}
     path = RESULTS / f"{name}.json"

@@ -1,6 +1,7 @@
 """The clauses of the contract in a few words each; `docs/contract.md` has the whole text."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 FAMILIES = (
     "ordering",
@@ -20,6 +21,16 @@ FAMILIES = (
     "overlap",
 )
 """What properties are grouped by."""
+COMMUNICATOR_FAMILIES = (
+    "keepalive",
+    "progress",
+    "failures",
+    "faults",
+    "shapes",
+    "determinism",
+    "timeouts",
+)
+"""What concerns a communicator by itself, without the control plane that goes with it."""
 CLAUSE_LETTERS = "OVAKPESDGXLCBRT"
 """The letters of the contract, in its order."""
 
@@ -134,6 +145,35 @@ TITLES: Mapping[str, str] = {
     "T1": "copy, communication and compute overlap",
 }
 """Identifier by identifier, in the order of the contract."""
+
+
+class Level(StrEnum):
+    """A group of clauses that a backend keeps or does not keep: what a vendor can publish."""
+
+    CORE = "core"
+    """What every program relies on while nothing fails: values, buffers, matching, honesty."""
+    FAULT = "fault"
+    """What happens when an operation, a rank or a deadline fails."""
+    STREAM = "stream"
+    """What is ordered on a device without the host: streams, events, locks, graphs, commits."""
+    ELASTIC = "elastic"
+    """A communicator that ends its operations, and continues among the survivors."""
+
+
+_CORE = """
+    A1 A3 A4 A5 A6 A7 A8 A10 A11 A13 K1 K2 K3 K4 K5 P1 P2 P4 P6 S1 S2 S3 S4 S5 D1 D3 D4
+    G4 G5 G6 G8 G10 G11 G12 G13 X1 X2 X4 X5 C1 C2 C4 C9 B1 B2 B4 B5 B6 B10 R1 R2 R3 R4
+"""
+_FAULT = "P3 E1 E2 E3 E4 E5 E7 E10 E11 X3 X8 L6 C3 C5 C6 C7 C8"
+_STREAM = "O1 O2 O3 O4 O5 O6 O7 V1 V2 V3 V4 V5 A2 A12 G1 G2 G3 X6 X7 L1 L2 L3 L4 L5 L7 B7 B8"
+_ELASTIC = "E8 E9"
+LEVELS: Mapping[str, Level] = {
+    clause: level
+    for level, clauses in zip(Level, (_CORE, _FAULT, _STREAM, _ELASTIC), strict=True)
+    for clause in clauses.split()
+}
+"""The level of each clause that a backend is judged by. Those that are reported, or bind another
+part of the package, have none. A property has the level of the first clause that it judges."""
 
 
 def clause_sort_key(clause: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""How many cases the suite plays, and how far it shrinks a violation."""
+"""What a run judges, how many cases it plays, and how far it shrinks a violation."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -17,6 +17,15 @@ class Executor(StrEnum):
     VIRTUAL = "virtual"
     DEVICE = "device"
     RANKS = "ranks"
+
+
+class Judged(StrEnum):
+    """What a run judges."""
+
+    BACKEND = "backend"
+    """An accelerator, and a communicator with it."""
+    COMMUNICATOR = "communicator"
+    """A communicator; what needs a device by itself is left out."""
 
 
 CASES: Mapping[Profile, Mapping[Executor, int]] = {

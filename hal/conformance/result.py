@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from equipoise.hal.conformance.clauses import clause_sort_key
+from equipoise.hal.conformance.clauses import LEVELS, Level, clause_sort_key
+from equipoise.hal.conformance.expected import Expectation, Shows
+from equipoise.hal.conformance.profile import Judged
+from equipoise.hal.conformance.program import case_to_json
 from equipoise.hal.conformance.search import (
     PropertyHeld,
     PropertyReported,
@@ -20,6 +23,8 @@ class Status(StrEnum):
 
     HELD = "held"
     VIOLATED = "violated"
+    EXPECTED = "expected"
+    """Violated, as the file of expected violations says."""
     UNSUPPORTED = "unsupported"
     NOT_JUDGED = "not judged"
     REPORTED = "reported"
@@ -45,6 +50,7 @@ class Finding:
         executor: where it was played.
         verdict: how it ended.
         seconds: how long it took.
+        expectation: what covers the violation, where it is an expected one.
     """
 
     property_name: str
@@ -53,17 +59,25 @@ class Finding:
     executor: str
     verdict: Verdict
     seconds: float
+    expectation: Expectation | None = None
 
     @property
     def status(self) -> Status:
         """The verdict in a word."""
+        if self.expectation is not None:
+            return Status.EXPECTED
         return STATUS_OF_VERDICT[type(self.verdict)]
+
+    @property
+    def level(self) -> Level | None:
+        """The level of the property."""
+        return LEVELS.get(self.clauses[0])
 
     def status_for(self, clause: str) -> Status | None:
         """What the finding says of a clause; None when it says nothing."""
         if isinstance(self.verdict, PropertyViolated):
             if self.verdict.clause == clause:
-                return Status.VIOLATED
+                return self.status
             return Status.NOT_JUDGED if clause in self.clauses else None
         return self.status if clause in self.clauses else None
 
@@ -77,6 +91,8 @@ class Finding:
             "status": self.status.value,
             "seconds": round(self.seconds, 3),
         }
+        if self.expectation is not None:
+            fields["expected"] = {"reason": self.expectation.reason, "link": self.expectation.link}
         return fields | _detail(self.verdict)
 
 
@@ -114,12 +130,53 @@ class ClauseFinding:
 
 STATUS_PRECEDENCE = (
     Status.VIOLATED,
+    Status.EXPECTED,
     Status.NOT_JUDGED,
     Status.HELD,
     Status.REPORTED,
     Status.UNSUPPORTED,
 )
 """Which status counts when findings differ: the first of these."""
+
+
+class LevelStatus(StrEnum):
+    """Status of a level."""
+
+    KEPT = "kept"
+    """Each of its clauses is held or declared unsupported, and one is held."""
+    NOT_KEPT = "not kept"
+    NOT_DECLARED = "not declared"
+    """Nothing of it is declared."""
+    NOT_JUDGED = "not judged"
+    """Nothing of it is violated, but some of its properties were not asked for."""
+
+
+@dataclass(frozen=True)
+class LevelFinding:
+    """What a run says of a level.
+
+    Attributes:
+        level: the level.
+        status: whether it is kept.
+        findings: its clauses.
+    """
+
+    level: Level
+    status: LevelStatus
+    findings: tuple[ClauseFinding, ...]
+
+    def clauses(self, *statuses: Status) -> list[str]:
+        """Its clauses that ended so."""
+        return [finding.clause for finding in self.findings if finding.status in statuses]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "status": self.status.value,
+            "violated": self.clauses(Status.VIOLATED, Status.EXPECTED),
+            "not_judged": self.clauses(Status.NOT_JUDGED),
+            "not_declared": self.clauses(Status.UNSUPPORTED),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +186,16 @@ class SuiteResult:
     Attributes:
         backend: name of the accelerator backend.
         communicator: name of the communicator backend.
+        judged: whether the accelerator is judged too.
         ranks: most ranks that played.
         profile: how hard it looked.
         seed: what the draws started from.
         findings: property by property, executor by executor.
         seconds: of the whole run.
+        partial_levels: levels of which a property that the backend can play was not asked for.
+        expectations: violations that are known.
+        steer: what received the schedule of each case, as PACKAGE:OBJECT.
+        launcher: what a command needs before it where a launcher started the ranks, or nothing.
     """
 
     backend: str
@@ -143,6 +205,18 @@ class SuiteResult:
     seed: int
     findings: tuple[Finding, ...]
     seconds: float
+    partial_levels: frozenset[Level] = frozenset()
+    expectations: tuple[Expectation, ...] = ()
+    judged: Judged = Judged.BACKEND
+    steer: str | None = None
+    launcher: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is judged, by name."""
+        if self.judged is Judged.COMMUNICATOR:
+            return f"{self.communicator} (on {self.backend})"
+        return f"{self.backend} with {self.communicator}"
 
     def clauses(self) -> tuple[ClauseFinding, ...]:
         """Clause by clause, in the order of the contract."""
@@ -159,21 +233,71 @@ class SuiteResult:
         """How many clauses ended so."""
         return sum(finding.status is status for finding in self.clauses())
 
+    def levels(self) -> tuple[LevelFinding, ...]:
+        """Level by level. A violation counts whoever found it; a clause is judged, and for want of
+        a capability not judged, by the properties of its own level."""
+        return tuple(self._level(level) for level in Level)
+
+    def _level(self, level: Level) -> LevelFinding:
+        broken = (Status.VIOLATED, Status.EXPECTED)
+        own = [finding for finding in self.findings if finding.level is level]
+        clauses = [clause for clause in self.clauses() if LEVELS.get(clause.clause) is level]
+        found = tuple(
+            clause if clause.status in broken else combine_findings(clause.clause, own)
+            for clause in clauses
+            if clause.status in broken
+            or any(finding.status_for(clause.clause) is not None for finding in own)
+        )
+        statuses = {clause.status for clause in found}
+        if statuses & {*broken, Status.NOT_JUDGED}:
+            status = LevelStatus.NOT_KEPT
+        elif level in self.partial_levels or not found:
+            status = LevelStatus.NOT_JUDGED
+        else:
+            status = LevelStatus.KEPT if Status.HELD in statuses else LevelStatus.NOT_DECLARED
+        return LevelFinding(level, status, found)
+
+    def unexpected_passes(self, shows: Shows) -> list[Expectation]:
+        """Expected violations that did not show, though their clause was judged and held."""
+        held = {clause.clause for clause in self.clauses() if clause.status is Status.HELD}
+        held_by = {
+            (finding.property_name, clause)
+            for finding in self.findings
+            if finding.status is Status.HELD
+            for clause in finding.clauses
+        }
+        return [
+            expected
+            for expected in self.expectations
+            if expected.shows is shows
+            and (
+                (expected.property, expected.clause) in held_by
+                if expected.property
+                else expected.clause in held
+            )
+        ]
+
     @property
     def exit_code(self) -> int:
-        """0 when no clause is violated, else 1."""
-        return int(any(finding.status is Status.VIOLATED for finding in self.findings))
+        """1 when a clause is violated that is not expected to be, or held that is; else 0."""
+        violated = any(finding.status is Status.VIOLATED for finding in self.findings)
+        return int(violated or bool(self.unexpected_passes(Shows.ALWAYS)))
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "backend": self.backend,
             "communicator": self.communicator,
+            "judged": self.judged.value,
             "ranks": self.ranks,
             "profile": self.profile,
             "seed": self.seed,
             "seconds": round(self.seconds, 1),
             "exit_code": self.exit_code,
+            "levels": {finding.level.value: finding.to_json() for finding in self.levels()},
+            "unexpected_passes": [
+                str(expected) for shows in Shows for expected in self.unexpected_passes(shows)
+            ],
             "clauses": {
                 clause_finding.clause: {
                     "status": clause_finding.status.value,
@@ -211,4 +335,5 @@ def _detail(verdict: Verdict) -> dict[str, Any]:
         "program": verdict.case.program.lines(),
         "steps": len(verdict.case.program.steps),
         "schedule": verdict.case.schedule.hex(),
+        "case": case_to_json(verdict.case),
     }

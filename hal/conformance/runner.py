@@ -3,28 +3,31 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, LEVELS, Level
 from equipoise.hal.conformance.executors import launched
 from equipoise.hal.conformance.executors.controlled import ControlledBackend, ControlledSubject
 from equipoise.hal.conformance.executors.device import DeviceSubject
 from equipoise.hal.conformance.executors.processes import ProcessSubject
 from equipoise.hal.conformance.executors.steering import load_steer
+from equipoise.hal.conformance.expected import Expectation
 from equipoise.hal.conformance.profile import (
     CASES,
     FAULT_CASES,
     MAX_SHRINKS,
     SHORT_DEADLINE_SHARE,
     Executor,
+    Judged,
     Profile,
 )
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope
 from equipoise.hal.conformance.result import Finding, SuiteResult
-from equipoise.hal.conformance.search import SearchSettings, search
+from equipoise.hal.conformance.search import PropertyViolated, SearchSettings, search
 from equipoise.hal.conformance.subject import Subject
 from equipoise.hal.errors import UsageError
 
@@ -36,6 +39,10 @@ class PropertyRun:
     claim: Property
     subject: Subject
     executor: Executor
+
+
+SIGNATURES = "R3"
+"""The clause of signatures."""
 
 
 class ProgressListener(Protocol):
@@ -74,11 +81,13 @@ class RunOptions:
         profile: minutes or hours.
         seed: what the draws start from.
         cases: how many of each property; None leaves it to the profile.
+        expectations: violations that are known.
     """
 
     profile: Profile
     seed: int
     cases: int | None = None
+    expectations: tuple[Expectation, ...] = ()
 
 
 def run_properties(
@@ -88,7 +97,7 @@ def run_properties(
     watcher.begin(len(plan))
     for bout in plan:
         watcher.next(bout)
-        finding = _play(bout, search_settings(bout, options))
+        finding = _marked(_play(bout, search_settings(bout, options)), options.expectations)
         watcher.found(finding)
         yield finding
 
@@ -112,6 +121,14 @@ def _fits(prop: Property, executor: Executor) -> bool:
     if executor is Executor.VIRTUAL:
         return True
     return (prop.scope is PropertyScope.GROUP) == (executor is Executor.RANKS)
+
+
+def _marked(finding: Finding, expectations: Sequence[Expectation]) -> Finding:
+    """The finding, with the expectation that covers its violation, if there is one."""
+    if not isinstance(finding.verdict, PropertyViolated):
+        return finding
+    covering = (e for e in expectations if e.covers(finding.property_name, finding.verdict.clause))
+    return replace(finding, expectation=next(covering, None))
 
 
 def _play(run: PropertyRun, settings: SearchSettings) -> Finding:
@@ -139,6 +156,9 @@ class ConformanceRun:
         families: which properties.
         seed: what the draws start from.
         cases: how many of each property, where the profile is not to say so.
+        levels: which properties, of these families.
+        expectations: violations that are known.
+        judged: whether the accelerator is judged too.
         steer: receives the schedule of each case, as PACKAGE:OBJECT; then one device by itself
             is played, since a schedule is chosen within a process.
     """
@@ -151,6 +171,9 @@ class ConformanceRun:
     seed: int
     cases: int | None = None
     steer: str | None = None
+    levels: tuple[Level, ...] = tuple(Level)
+    expectations: tuple[Expectation, ...] = ()
+    judged: Judged = Judged.BACKEND
 
     def run(self, watcher: ProgressListener) -> SuiteResult | None:
         """Play everything; None on ranks that a launcher started and that are not the first.
@@ -168,22 +191,45 @@ class ConformanceRun:
         began = time.monotonic()
         with self.subjects(rendezvous) as subjects:
             plan = plan_runs(self.properties(), subjects)
-            how = RunOptions(self.profile, self.seed, self.cases)
+            partial_levels = _levels(plan_runs(self._possible_properties(), subjects), plan)
+            how = RunOptions(self.profile, self.seed, self.cases, self.expectations)
             findings = tuple(run_properties(plan, how, watcher))
             most = max(size for subject in subjects.values() for size in subject.traits.group_sizes)
         return SuiteResult(
             backend=self.backend,
             communicator=self.communicator,
+            judged=self.judged,
             ranks=most,
             profile=self.profile.value,
             seed=self.seed,
             findings=findings,
             seconds=time.monotonic() - began,
+            partial_levels=partial_levels,
+            steer=self.steer,
+            launcher="" if rendezvous is None else f"mpiexec -n {rendezvous.size}",
+            expectations=self.expectations,
         )
 
     def properties(self) -> list[Property]:
-        """The properties of the families asked for, in the suite's order."""
-        return [prop for prop in suite.properties() if prop.family in self.families]
+        """The properties of the families and levels asked for, in the suite's order.
+
+        Those of signatures come first: of a method that is missing they say so, while others only
+        say what raised. What has no level is measured, not judged: it is left out where levels are
+        chosen.
+        """
+        every_level = set(self.levels) == set(Level)
+        return [
+            prop
+            for prop in sorted(suite.properties(), key=lambda prop: SIGNATURES not in prop.clauses)
+            if prop.family in self.families
+            and (every_level or LEVELS.get(prop.clauses[0]) in self.levels)
+        ]
+
+    def _possible_properties(self) -> list[Property]:
+        """The properties that what is judged can be judged by, whatever was asked for."""
+        alone = self.judged is Judged.COMMUNICATOR
+        families = COMMUNICATOR_FAMILIES if alone else FAMILIES
+        return [prop for prop in suite.properties() if prop.family in families]
 
     @contextmanager
     def subjects(self, rendezvous: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:
@@ -196,13 +242,48 @@ class ConformanceRun:
 
     def _subjects(self, rendezvous: Rendezvous | None) -> dict[Executor, Subject]:
         backend = registry.accelerator(self.backend)
+        executors: tuple[Executor, ...] = (Executor.DEVICE, Executor.RANKS)
         if isinstance(backend, ControlledBackend):
-            return {Executor.VIRTUAL: ControlledSubject(backend)}
-        if self.steer is not None:
-            return {Executor.DEVICE: DeviceSubject(backend, load_steer(self.steer))}
-        ranks: Subject
+            executors = (Executor.VIRTUAL,)
+        elif self.steer is not None:
+            executors = (Executor.DEVICE,)
+        elif self.judged is Judged.COMMUNICATOR:
+            executors = (Executor.RANKS,)
+        place = SubjectPlace(self.backend, self.communicator, self.ranks, self.steer)
+        return {executor: open_subject(executor, place, rendezvous) for executor in executors}
+
+
+@dataclass(frozen=True)
+class SubjectPlace:
+    """What is under test, by name, on how many ranks at most, and what receives schedules."""
+
+    backend: str
+    communicator: str
+    ranks: int
+    steer: str | None = None
+
+
+def open_subject(executor: Executor, place: SubjectPlace, rendezvous: Rendezvous | None) -> Subject:
+    """The subject of one executor; `rendezvous` is that of a launcher which started the ranks.
+
+    Raises:
+        BackendUnavailable: a backend is unknown, or cannot run here.
+        UsageError: the device cannot be steered, or its schedule cannot be chosen.
+    """
+    if executor is Executor.RANKS:
         if rendezvous is None:
-            ranks = ProcessSubject(self.backend, self.communicator, self.ranks)
-        else:
-            ranks = launched.LaunchedSubject(self.backend, self.communicator, rendezvous)
-        return {Executor.DEVICE: DeviceSubject(backend), Executor.RANKS: ranks}
+            return ProcessSubject(place.backend, place.communicator, place.ranks)
+        return launched.LaunchedSubject(place.backend, place.communicator, rendezvous)
+    backend = registry.accelerator(place.backend)
+    if executor is Executor.DEVICE:
+        return DeviceSubject(backend, None if place.steer is None else load_steer(place.steer))
+    if not isinstance(backend, ControlledBackend):
+        raise UsageError(f"{place.backend} has no schedule that can be chosen")
+    return ControlledSubject(backend)
+
+
+def _levels(possible: Sequence[PropertyRun], played: Sequence[PropertyRun]) -> frozenset[Level]:
+    """The levels of the properties that could be played and are not."""
+    names = {run.claim.name for run in played}
+    omitted = (run.claim for run in possible if run.claim.name not in names)
+    return frozenset(LEVELS[prop.clauses[0]] for prop in omitted if prop.clauses[0] in LEVELS)

@@ -80,6 +80,7 @@ class _Trial:
     subject: Subject
     effort: SearchSettings
     played: int = 0
+    waited: int = 0
     broken: dict[Case, Violation] = field(default_factory=dict)
     found_at: int | None = None
     figure: str | None = None
@@ -87,14 +88,18 @@ class _Trial:
     def play(self, case: Case) -> None:
         if case in self.broken:
             raise self.broken[case]
-        if self.found_at is not None and self.played >= self.found_at + self.effort.max_shrinks:
+        spent = self.played + self.waited
+        if self.found_at is not None and spent >= self.found_at + self.effort.max_shrinks:
             return  # shrunk for long enough: only what is known to break counts
         self.played += 1
         try:
             self.figure = self.subject.play(self.claim, case)
         except Violation as violation:
             self.broken[case] = violation
-            self.found_at = self.found_at or self.played
+            if self.found_at is None:
+                self.found_at = self.played
+            else:
+                self.waited += violation.plays - 1
             raise
 
 

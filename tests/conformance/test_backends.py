@@ -29,6 +29,10 @@ COMMANDS = {
         *(*SUITE, "--backend", "cpu", "--ranks", "1"),
         *(HARD or ("--only", "shapes", "progress", "determinism", "--cases", "10")),
     ),
+    "host, without native code": (
+        *(*SUITE, "--backend", "equipoise.backends.cpu.host:HOST", "--ranks", "1"),
+        *(HARD or ("--only", "locks", "visibility", "addresses", "kernels", "--cases", "6")),
+    ),
     "cpu, MPI, 4 ranks": (
         *(MPIEXEC, "-n", "4", *SUITE),
         *("--backend", "cpu", "--communicator", "mpi", *(HARD or ("--cases", "6"))),

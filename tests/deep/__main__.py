@@ -33,7 +33,7 @@ from deep.results import Results, Row, from_junit, load, merged, restricted, sav
 from deep.running import TIMED_OUT, run_bounded
 from helpers.paths import ROOT, SEARCH_PATH
 
-from equipoise.demo.machine import describe_machine
+from equipoise.machine import describe_machine
 
 INTERRUPTED = 130
 PACKAGES = ("torch", "numpy", "hypothesis", "triton", "torch_npu", "vllm", "vllm_ascend")

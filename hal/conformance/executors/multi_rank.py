@@ -5,6 +5,7 @@ are collected before the next one, so a rank that fails strands no other.
 """
 
 import logging
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,9 @@ TIME_INDEPENDENT_CLAUSES = ("C8", "R1")
 more, and what is left over in the end is counted."""
 MAX_DEADLINE_RATIO = 2.0
 """A fabric serves later cases too, unless its deadline is this many times longer than they need."""
+EXPIRED_PLAYS = 25
+"""A violation that took the wait for a long deadline counts as so many plays of its shrinking: each
+costs 15 to 40 s, and what it is shrunk to is seldom smaller than after a few."""
 WATCHDOG = 25.0
 """Seconds beyond the deadline that a rank may take to answer."""
 
@@ -176,13 +180,17 @@ class MultiRankSubject:
     def play(self, prop: Property, case: Case) -> str | None:
         """Play on the first `case.program.size` ranks. Raises `UsageError` without a reference."""
         reference = property_reference(prop)
+        began = time.monotonic()
         while True:
             try:
                 return compare_answers(prop, case, self._play_case(prop, case, reference))
             except Exception as error:
                 self._close_fabrics_quietly()
                 if not self._retry_with_longer_deadline(prop, error):
-                    raise to_violation(prop, error) from error
+                    violation = to_violation(prop, error)
+                    if time.monotonic() - began >= self._deadlines[DeadlineLength.LONG]:
+                        violation.plays = EXPIRED_PLAYS
+                    raise violation from error
 
     def close(self) -> None:
         """End every rank, and every store."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli import kinds
+from equipoise.cli.checks import check_count
 from equipoise.cli.files import write_file
 from equipoise.cli.hardware_options import (
     MACHINE,
@@ -42,7 +43,6 @@ from equipoise.cli.trace_options import (
     open_trace,
     steps_of,
 )
-from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
 SHAPE, OUTPUT = "what serves", "output"

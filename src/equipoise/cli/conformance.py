@@ -2,18 +2,24 @@
 
 import importlib.util
 import json
-import os
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from equipoise import __version__, install_command
-from equipoise.cli.config import read_config
+from equipoise.cli.checks import (
+    MAX_RANKS,
+    check_backend,
+    check_count,
+    check_devices,
+    check_file,
+    check_folder,
+)
 from equipoise.cli.conformance_options import (
     BY_KEY,
     HTML,
@@ -22,19 +28,18 @@ from equipoise.cli.conformance_options import (
     resolve_conformance_request,
 )
 from equipoise.cli.files import write_file
-from equipoise.cli.validation import (
-    MAX_RANKS,
-    check_backend,
-    check_count,
-    check_devices,
-    check_file,
-    check_folder,
-)
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
+from equipoise.hal.conformance.reproduce import FOLDER, set_library_defaults
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
 from equipoise.hal.errors import UsageError
+from equipoise.input_files import read_input
+
+CLEAR_LINE = "\r\033[K"
+BAR_WIDTH = 24
+BROKEN = (Status.VIOLATED, Status.EXPECTED)
+"""Told at once."""
 
 
 class ConformanceProgress(Protocol):
@@ -58,34 +63,47 @@ class ConformanceProgress(Protocol):
 
 
 class ConformanceProgressBar:
-    """One bar over all properties; violations are named at once, above it."""
+    """One line that is drawn anew; violations are named at once, above it.
+
+    Written here, and not taken from a package: the suite by itself requires none.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._bar: tqdm[NoReturn] | None = None
+        self._total, self._count, self._place = 0, 0, ""
+        self._began = time.monotonic()
 
     def begin(self, total: int) -> None:
         """Draw it empty."""
-        shape = "{desc:<22}{bar} {n_fmt}/{total_fmt} properties {elapsed}"
-        self._bar = tqdm(total=total, file=self._stream, bar_format=shape, dynamic_ncols=True)
+        self._total = total
+        self._draw()
 
     def next(self, bout: PropertyRun) -> None:
         """Say which family plays where."""
-        if self._bar is not None:
-            self._bar.set_description_str(f"{bout.claim.family} ({bout.executor.value})")
+        self._place = f"{bout.claim.family} ({bout.executor.value})"
+        self._draw()
 
     def found(self, finding: Finding) -> None:
         """One further."""
-        if self._bar is None:
-            return
-        if finding.status is Status.VIOLATED:
-            self._bar.write(f"violated: {finding.property_name}", file=self._stream)
-        self._bar.update(1)
+        self._count += 1
+        if finding.status in BROKEN:
+            self._stream.write(f"{CLEAR_LINE}{finding.status.value}: {finding.property_name}\n")
+        self._draw()
 
     def done(self) -> None:
         """Leave it standing."""
-        if self._bar is not None:
-            self._bar.close()
+        if self._total:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def _draw(self) -> None:
+        filled = BAR_WIDTH * self._count // max(1, self._total)
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        self._stream.write(
+            f"{CLEAR_LINE}{self._place:<22}|{'#' * filled:<{BAR_WIDTH}}| "
+            f"{self._count}/{self._total} properties {minutes:02}:{seconds:02}"
+        )
+        self._stream.flush()
 
 
 class ConformanceProgressLines:
@@ -94,6 +112,7 @@ class ConformanceProgressLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._total, self._count, self._family = 0, 0, ""
+        self._began = time.monotonic()
 
     def begin(self, total: int) -> None:
         """Remember how many."""
@@ -103,13 +122,14 @@ class ConformanceProgressLines:
         """Name a family that begins."""
         if bout.claim.family != self._family:
             self._family = bout.claim.family
-            self._say(f"{self._count}/{self._total} properties; {self._family}")
+            seconds = time.monotonic() - self._began
+            self._say(f"{self._count}/{self._total} properties, {seconds:.0f} s; {self._family}")
 
     def found(self, finding: Finding) -> None:
         """Name a violation."""
         self._count += 1
-        if finding.status is Status.VIOLATED:
-            self._say(f"violated: {finding.property_name}")
+        if finding.status in BROKEN:
+            self._say(f"{finding.status.value}: {finding.property_name}")
 
     def done(self) -> None:
         """Nothing stays open."""
@@ -148,6 +168,7 @@ def conformance_progress_for(wish: str) -> ConformanceProgress:
 MAX_CASES = 1_000_000
 
 if TYPE_CHECKING:
+    from equipoise.hal.conformance.expected import Expectation
     from equipoise.hal.conformance.result import SuiteResult
 
 
@@ -156,12 +177,10 @@ def conformance(arguments: Namespace, command: str) -> int:
 
     Raises UsageError before anything starts.
     """
-    # The suite launches beside streams that it holds. CUDA loads a kernel with its first launch,
-    # which waits for such a stream, unless it is told beforehand to load everything at its start.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    set_library_defaults()
     request = request_of(vars(arguments))
     validate(request)
-    result = _conduct(request)
+    result = _conduct(request, read_xfail(request.xfail))
     if result is None:
         # Started by a launcher as a rank other than 0: rank 0 prints the results.
         return 0
@@ -171,21 +190,27 @@ def conformance(arguments: Namespace, command: str) -> int:
     try:
         _write(request, result, command)
     finally:
-        print(render(result, stdout_colour_mode()), flush=True)
+        programs = None if request.out is None else request.out / FOLDER
+        print(render(result, stdout_colour_mode(), programs), flush=True)
     return result.exit_code
 
 
 def request_of(arguments: Mapping[str, Any]) -> ConformanceRequest:
     """What the command line asks for, its configuration file included."""
     options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
-    if "only" in options:
-        options["only"] = tuple(options["only"])
-    file = read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
+    options |= {key: tuple(options[key]) for key in ("only", "level") if key in options}
+    file: Mapping[str, Any] = {}
+    if "config" in arguments:
+        # Imported here: PyYAML is not needed where there is no such file.
+        from equipoise.cli.config import read_config
+
+        file = read_config(arguments["config"], BY_KEY)
     return resolve_conformance_request(options, file)
 
 
 def validate(request: ConformanceRequest) -> None:
     """Raises UsageError naming the option, what it was and what it may be; creates nothing."""
+    check_distributions()
     if importlib.util.find_spec("hypothesis") is None:
         raise UsageError(f"the suite draws with hypothesis: {install_command('conformance')}")
     _check_numbers(request)
@@ -206,6 +231,36 @@ def validate(request: ConformanceRequest) -> None:
             check_file(_typed(flag, path, request), path)
     if request.json is not None and request.json == request.html:
         raise UsageError(f"--html: {request.html} is the file that --json is written to")
+
+
+def check_distributions() -> None:
+    """Raises UsageError where `equipoise` and `equipoise-conformance` are of two versions.
+
+    Both have the same modules: those of the one that was installed last.
+    """
+    installed = {}
+    for name in ("equipoise", "equipoise-conformance"):
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    if len(installed) > 1 and len(set(installed.values())) > 1:
+        found = " and ".join(f"{name} {number}" for name, number in installed.items())
+        raise UsageError(f"{found} are both installed: uninstall both, and install one")
+
+
+def read_xfail(path: Path | None) -> "tuple[Expectation, ...]":
+    """The violations that the file of --xfail lists. Raises UsageError, in one line."""
+    from equipoise.hal.conformance.expected import parse_expectations
+
+    if path is None:
+        return ()
+    try:
+        return parse_expectations(read_input(path).decode())
+    except UsageError as error:
+        raise UsageError(f"--xfail: {path}: {error}") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"--xfail: {path} is not text") from None
+    except OSError as error:
+        raise UsageError(f"--xfail: {path} cannot be read: {error.strerror}") from None
 
 
 def _typed(flag: str, path: Path, request: ConformanceRequest) -> str:
@@ -252,7 +307,9 @@ def _check_schedule_source(name: str, backend: str) -> None:
         raise UsageError(f"--schedule-from: {error}") from error
 
 
-def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
+def _conduct(
+    request: ConformanceRequest, expectations: "tuple[Expectation, ...]"
+) -> "SuiteResult | None":
     from equipoise.cli.conformance import conformance_progress_for
     from equipoise.hal.conformance.runner import ConformanceRun
 
@@ -263,6 +320,9 @@ def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
         ranks=request.ranks,
         profile=request.profile,
         families=request.only,
+        levels=request.level,
+        expectations=expectations,
+        judged=request.judged,
         seed=request.seed,
         cases=request.cases,
         steer=request.schedule_from,
@@ -275,8 +335,13 @@ def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
 
 
 def _write(request: ConformanceRequest, result: "SuiteResult", command: str) -> None:
-    from equipoise.demo.machine import describe_machine
-    from equipoise.report.conformance import render_html
+    from equipoise.machine import describe_machine
+    from equipoise.report.conformance import (
+        program_name,
+        program_source,
+        render_html,
+        violations,
+    )
 
     about = {
         "equipoise": __version__,
@@ -285,6 +350,10 @@ def _write(request: ConformanceRequest, result: "SuiteResult", command: str) -> 
         "finished": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     }
     lines = []
+    if request.out is not None:
+        for finding in violations(result):
+            path = request.out / FOLDER / program_name(finding)
+            write_file(path, program_source(result, finding), path.parent)
     if request.json is not None:
         text = json.dumps(about | result.to_json(), indent=2, ensure_ascii=False)
         place = write_file(request.json, text + "\n", request.out)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from equipoise import __version__, install_command
 from equipoise.cli import engines
+from equipoise.cli.checks import check_file
 from equipoise.cli.engines import DoctorCheck
 from equipoise.cli.files import write_file
 from equipoise.cli.import_errors import explain_import_error
 from equipoise.cli.process import print_stderr
-from equipoise.cli.validation import check_file
 from equipoise.demo.settings import RunSettings
 from equipoise.hal import registry
 from equipoise.hal.errors import BackendUnavailable, EquipoiseError
@@ -30,7 +30,7 @@ CHECKED_PACKAGES = (
     *("grpcio", "xds-protos"),
 )
 NO_TORCH = "torch does not import: see it below `checks`"
-HOST_BACKENDS = ("cpu", "virtual")
+HOST_BACKENDS = ("cpu", "host", "virtual")
 """Accelerators that need no device."""
 EXTRAS = {
     "matplotlib": "plots",
@@ -96,7 +96,7 @@ class DoctorFindings:
 def collect_findings() -> DoctorFindings:
     """Look at everything that is installed; what is broken becomes a finding, not an error."""
     from equipoise import __version__
-    from equipoise.demo.machine import describe_machine
+    from equipoise.machine import describe_machine
 
     broken = _torch_problem()
     packages = (_package(name) for name in CHECKED_PACKAGES if name != TORCH)

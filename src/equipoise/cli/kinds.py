@@ -5,14 +5,19 @@ Among them quantities with a unit (bytes such as 24MiB) and lists of one number 
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.balancer.requests.catalogue import WORKLOADS
 from equipoise.byte_sizes import bytes_of_text, bytes_of_value
+from equipoise.cli.option_kinds import NAME as NAME
+from equipoise.cli.option_kinds import PATH as PATH
+from equipoise.cli.option_kinds import SWITCH as SWITCH
+from equipoise.cli.option_kinds import WHOLE as WHOLE
+from equipoise.cli.option_kinds import OptionKind as OptionKind
+from equipoise.cli.option_kinds import int_of_yaml, str_of_text, str_of_yaml
+from equipoise.cli.option_kinds import parse_choice as parse_choice
 from equipoise.demo.settings import (
     Balance,
     CommitMode,
@@ -22,8 +27,6 @@ from equipoise.demo.settings import (
     Shares,
     VariantName,
 )
-from equipoise.hal.conformance.clauses import FAMILIES
-from equipoise.hal.conformance.profile import Profile
 from equipoise.hal.errors import UsageError
 from equipoise.input_files import read_input
 from equipoise.serve.picker.settings import TokenSource
@@ -121,18 +124,6 @@ def _read(source: str, path: Path) -> tuple[float, ...]:
     return tuple(numbers)
 
 
-@dataclass(frozen=True)
-class OptionKind:
-    """A type of value.
-
-    Both readers raise ValueError for what is not of the kind; `word` completes "expected ...".
-    """
-
-    expected: str
-    from_text: Callable[[str], object]
-    from_yaml: Callable[[object], object]
-
-
 POLICIES = "greedy", "connected", "incremental"
 """The planner's, spelt out: to import it takes longer than to say what was mistyped."""
 SPLITS = "shares", "even"
@@ -145,24 +136,6 @@ ENGINES = "vllm", "sglang", "vllm-ascend", "trtllm", "equipoise"
 """Whose balancers `replay` knows."""
 
 
-def parse_choice(choices: tuple[str, ...]) -> OptionKind:
-    """One of these words."""
-
-    def read(value: object) -> str:
-        if value not in choices:
-            raise ValueError(value)
-        return str(value)
-
-    return OptionKind(" or ".join(choices), read, read)
-
-
-def _int_from_yaml(value: object) -> int:
-    # In YAML `true` is a bool, which Python counts as an int.
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(value)
-    return value
-
-
 def _real_from_yaml(value: object) -> object:
     return _finite(real_of_yaml(value))
 
@@ -173,58 +146,29 @@ def _finite(value: float) -> float:
     return value
 
 
-def _str_from_yaml(value: object) -> str:
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError(value)
-    return value
-
-
-def _str_from_text(value: str) -> str:
-    return _str_from_yaml(value)
-
-
 def _paths_from_yaml(value: object) -> tuple[Path, ...]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise ValueError(value)
-    return tuple(Path(_str_from_yaml(item)) for item in values)
+    return tuple(Path(str_of_yaml(item)) for item in values)
 
 
 def _variants_from_yaml(value: object) -> tuple[VariantName, ...]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise ValueError(value)
-    return tuple(VariantName(_str_from_yaml(item)) for item in values)
+    return tuple(VariantName(str_of_yaml(item)) for item in values)
 
 
 def _balance_from_yaml(value: object) -> Balance:
     # YAML 1.1 reads an unquoted `on` as true.
     if isinstance(value, bool):
         return Balance.ON if value else Balance.OFF
-    return Balance(_str_from_yaml(value))
-
-
-def _bool_from_yaml(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(value)
-    return value
+    return Balance(str_of_yaml(value))
 
 
 def _range_from_yaml(value: object) -> IterationRange:
-    return IterationRange.parse(_str_from_yaml(value))
-
-
-def _family(value: object) -> str:
-    if value not in FAMILIES:
-        raise ValueError(value)
-    return str(value)
-
-
-def _families_from_yaml(value: object) -> tuple[str, ...]:
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise ValueError(value)
-    return tuple(_family(item) for item in values)
+    return IterationRange.parse(str_of_yaml(value))
 
 
 def _workers_from_yaml(value: object) -> tuple[object, ...]:
@@ -254,7 +198,7 @@ def _settings_from_yaml(value: object) -> tuple[tuple[str, object], ...]:
 
 def _origin(value: object) -> str:
     """`*`, `none`, or the origin of a web page, as browsers send it."""
-    text = _str_from_yaml(value)
+    text = str_of_yaml(value)
     parts = urlsplit(text)
     if text in ("*", "none") or (parts.netloc and text == f"{parts.scheme}://{parts.netloc}"):
         return text
@@ -278,7 +222,7 @@ def _wholes_of_yaml(value: object) -> tuple[int, ...]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise ValueError(value)
-    return tuple(_int_from_yaml(item) for item in values)
+    return tuple(int_of_yaml(item) for item in values)
 
 
 def _engines_of_text(text: str) -> tuple[str, ...]:
@@ -290,51 +234,47 @@ def _engines_of_text(text: str) -> tuple[str, ...]:
 
 def _engines_of_yaml(value: object) -> tuple[str, ...]:
     values = value if isinstance(value, list) else [value]
-    return _engines_of_text(",".join(_str_from_yaml(item) for item in values))
+    return _engines_of_text(",".join(str_of_yaml(item) for item in values))
 
 
-WHOLE = OptionKind("a whole number", int, _int_from_yaml)
 SECONDS = OptionKind("a number of seconds", lambda text: _finite(float(text)), _real_from_yaml)
 REAL = OptionKind("a number", lambda text: _finite(float(text)), _real_from_yaml)
-NAME = OptionKind("a name", _str_from_text, _str_from_yaml)
-PATH = OptionKind(
-    "a path", lambda text: Path(_str_from_text(text)), lambda v: Path(_str_from_yaml(v))
-)
 TEXTS = OptionKind(
-    "a path or a list of paths", lambda text: Path(_str_from_text(text)), _paths_from_yaml
+    "a path or a list of paths",
+    lambda text: Path(str_of_text(text)),
+    _paths_from_yaml,
+    several=True,
 )
 SHARES = OptionKind(
-    " or ".join(Shares), lambda text: Shares(text), lambda value: Shares(_str_from_yaml(value))
+    " or ".join(Shares), lambda text: Shares(text), lambda value: Shares(str_of_yaml(value))
 )
 VARIANTS = OptionKind(
-    f"a variant ({', '.join(VariantName)})", lambda text: VariantName(text), _variants_from_yaml
+    f"a variant ({', '.join(VariantName)})",
+    lambda text: VariantName(text),
+    _variants_from_yaml,
+    several=True,
 )
 EXCHANGE = OptionKind(
     " or ".join(ExchangeForm),
     lambda text: ExchangeForm(text),
-    lambda value: ExchangeForm(_str_from_yaml(value)),
+    lambda value: ExchangeForm(str_of_yaml(value)),
 )
 LOCALITY = OptionKind(
     " or ".join(Locality),
     lambda text: Locality(text),
-    lambda value: Locality(_str_from_yaml(value)),
+    lambda value: Locality(str_of_yaml(value)),
 )
 COMMIT = OptionKind(
     " or ".join(CommitMode),
     lambda text: CommitMode(text),
-    lambda value: CommitMode(_str_from_yaml(value)),
+    lambda value: CommitMode(str_of_yaml(value)),
 )
 RULE = OptionKind(
     " or ".join(RoutingRule),
     lambda text: RoutingRule(text),
-    lambda value: RoutingRule(_str_from_yaml(value)),
+    lambda value: RoutingRule(str_of_yaml(value)),
 )
 BALANCE = OptionKind("on or off", lambda text: Balance(text), _balance_from_yaml)
-SWITCH = OptionKind("true or false", lambda text: text == "true", _bool_from_yaml)
-PROFILE = OptionKind(
-    " or ".join(Profile), lambda text: Profile(text), lambda value: Profile(_str_from_yaml(value))
-)
-FAMILY_NAMES = OptionKind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
 RANGE = OptionKind(
     "START-STOP, whole numbers with START below STOP", IterationRange.parse, _range_from_yaml
 )
@@ -356,18 +296,20 @@ NUMBERS = OptionKind(
     numbers_of_yaml,
 )
 POINTS = OptionKind("pairs such as 1.0:41.2,1.1:41.3,1.5:47", points_of_text, points_of_yaml)
-WORKERS = OptionKind("a list of URLs or of mappings", _str_from_text, _workers_from_yaml)
+WORKERS = OptionKind("a list of URLs or of mappings", str_of_text, _workers_from_yaml, several=True)
 ORIGINS = OptionKind(
-    "*, none, or origins such as https://chat.example", _origin, _origins_from_yaml
+    "*, none, or origins such as https://chat.example", _origin, _origins_from_yaml, several=True
 )
-SETTINGS = OptionKind("NAME=VALUE, or a mapping", _setting_from_text, _settings_from_yaml)
+SETTINGS = OptionKind(
+    "NAME=VALUE, or a mapping", _setting_from_text, _settings_from_yaml, several=True
+)
 CLIENT_RANK = OptionKind(
     " or ".join(ClientRank),
     lambda text: ClientRank(text),
-    lambda value: ClientRank(_str_from_yaml(value)),
+    lambda value: ClientRank(str_of_yaml(value)),
 )
 TOKEN_SOURCE = OptionKind(
     " or ".join(TokenSource),
     lambda text: TokenSource(text),
-    lambda value: TokenSource(_str_from_yaml(value)),
+    lambda value: TokenSource(str_of_yaml(value)),
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from equipoise.cli.kinds import OptionKind
+from equipoise.cli.option_kinds import OptionKind
 
 REQUIRED = "required"
 """In place of a default: the command has none, and says so."""

@@ -1,11 +1,9 @@
 """The argument parser of the command line, with the help text of every command."""
 
 import argparse
-import re
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from equipoise import __version__
 from equipoise.cli import (
@@ -24,20 +22,10 @@ from equipoise.cli import (
     route_report,
     simulate,
 )
-from equipoise.cli.kinds import (
-    FAMILY_NAMES,
-    ORIGINS,
-    PATH,
-    SETTINGS,
-    SWITCH,
-    TEXTS,
-    VARIANTS,
-    WORKERS,
-    OptionKind,
-)
-from equipoise.cli.option import REQUIRED, Option
+from equipoise.cli.kinds import PATH
+from equipoise.cli.option import Option
+from equipoise.cli.option_parser import Parser, add_command, add_options, reader
 from equipoise.cli.run_options import OPTIONS, default_of
-from equipoise.hal.errors import UsageError
 
 DESCRIPTION = "Keeps Mixture-of-Experts serving in balance on any accelerator."
 EXAMPLES = """\
@@ -71,19 +59,6 @@ examples:
 
 exit code: 0 recorded, 2 bad input, nothing was started or written, 3 it failed or
 could not be written"""
-CONFORMANCE = """\
-Try to break a backend: properties of every clause of the contract, on programs
-that are drawn, and shrunk when one fails. One line for each clause: held,
-violated with the smallest program found, or unsupported by declaration."""
-CONFORMANCE_EXAMPLES = """\
-examples:
-  equipoise conformance --backend cpu --ranks 4
-  equipoise conformance --backend virtual --only ordering locks
-  equipoise conformance --backend my_package.backend:BACKEND --html report.html
-  mpiexec -n 4 equipoise conformance --backend cpu --communicator mpi
-
-exit code: 0 every clause held or is declared unsupported, 1 one is violated,
-2 bad input, 3 the suite could not run, 130 interrupted"""
 PLAN = """\
 Read how many rows every expert took, place the experts so that no rank has more
 to do than others, and write the placement. STATS is a file or a folder, in any
@@ -193,53 +168,6 @@ DOCTOR = "Say what was found on this machine, what is missing and why."
 
 STATISTICS = "recorded statistics: a file or a folder"
 ROUTING_TRACE = "recorded routing, by token or by step: a file or a folder"
-LISTS = (TEXTS, VARIANTS, FAMILY_NAMES, WORKERS, SETTINGS, ORIGINS)
-"""Kinds of which an option takes several."""
-
-
-CHOICE = re.compile(r"argument (?:COMMAND|SUBJECT): invalid choice: '(.*?)' \(choose from (.*)\)")
-
-
-class Parser(argparse.ArgumentParser):
-    """Raises where argparse would print two lines and exit."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Values such as -5-10: no option of ours begins with a digit.
-        self._negative_number_matcher = re.compile(r"-\.?[0-9]")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """See argparse; raises UsageError for what this command does not know.
-
-        Here, and not in `parse_args`: a command is parsed by a parser of its own, which alone has
-        the options that may have been meant.
-        """
-        options, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            raise UsageError(self._unknown(unknown[0].partition("=")[0]))
-        return options, unknown
-
-    def error(self, message: str) -> NoReturn:
-        """Raises UsageError."""
-        mistyped = CHOICE.match(message)
-        if mistyped is None:
-            raise UsageError(message)
-        names = re.findall(r"[\w-]+", mistyped[2])
-        raise UsageError(f"unknown command {mistyped[1]!r}{_suggestion(mistyped[1], names)}")
-
-    def _unknown(self, word: str) -> str:
-        if not word.startswith("-"):
-            return f"unexpected argument {word!r}: see {self.prog} --help"
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        close = get_close_matches(word, flags, n=1)
-        return f"unknown option {word}" + (
-            f"; did you mean {close[0]}?" if close else f": see {self.prog} --help"
-        )
-
-
-def _suggestion(word: str, names: Sequence[str]) -> str:
-    close = get_close_matches(word, names, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(names)}"
 
 
 def build_parser() -> Parser:
@@ -273,172 +201,126 @@ def build_parser() -> Parser:
 
 
 def _add_run(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands,
         "run",
         "serve real text on several ranks, balanced, and report",
         RUN,
         f"{EXAMPLES}\n{CONFIG}",
     )
-    _add_options(command, OPTIONS)
+    _add_config_options(command, OPTIONS)
 
 
 def _add_record(commands: Any) -> None:
-    command = _command(commands, "record", "count what every expert took", RECORD, RECORD_EXAMPLES)
-    _add_options(command, record.OPTIONS)
+    command = add_command(
+        commands, "record", "count what every expert took", RECORD, RECORD_EXAMPLES
+    )
+    _add_config_options(command, record.OPTIONS)
 
 
 def _add_conformance(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands,
         "conformance",
         "does a backend keep the contract, clause by clause?",
-        CONFORMANCE,
-        CONFORMANCE_EXAMPLES,
+        conformance_options.DESCRIPTION,
+        conformance_options.EXAMPLES.format(command="equipoise conformance"),
     )
-    _add_options(command, conformance_options.OPTIONS)
+    _add_config_options(command, conformance_options.OPTIONS)
 
 
 def _add_plan(commands: Any) -> None:
-    command = _command(commands, "plan", "place experts by what was recorded", PLAN, PLAN_EXAMPLES)
-    command.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
-    _add_options(command, plan.OPTIONS)
+    command = add_command(
+        commands, "plan", "place experts by what was recorded", PLAN, PLAN_EXAMPLES
+    )
+    command.add_argument("statistics", type=reader(PATH), metavar="STATS", help=STATISTICS)
+    _add_config_options(command, plan.OPTIONS)
 
 
 def _add_report(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands, "report", "how evenly recorded rows spread", REPORT, REPORT_EXAMPLES
     )
-    command.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
-    _add_options(command, report.OPTIONS)
+    command.add_argument("statistics", type=reader(PATH), metavar="STATS", help=STATISTICS)
+    _add_config_options(command, report.OPTIONS)
 
 
 def _add_advise(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands, "advise", "is balancing worth it, and with what", ADVISE, ADVISE_EXAMPLES
     )
-    command.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
-    _add_options(command, advise.OPTIONS)
+    command.add_argument("statistics", type=reader(PATH), metavar="STATS", help=STATISTICS)
+    _add_config_options(command, advise.OPTIONS)
 
 
 def _add_replay(commands: Any) -> None:
     about = "what each balancer would gain on recorded routing"
-    command = _command(commands, "replay", about, REPLAY, REPLAY_EXAMPLES)
-    command.add_argument("trace", type=_reader(PATH), metavar="TRACE", help=ROUTING_TRACE)
-    _add_options(command, replay.OPTIONS)
+    command = add_command(commands, "replay", about, REPLAY, REPLAY_EXAMPLES)
+    command.add_argument("trace", type=reader(PATH), metavar="TRACE", help=ROUTING_TRACE)
+    _add_config_options(command, replay.OPTIONS)
 
 
 def _add_convert(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands,
         "convert",
         "statistics and placements from format to format",
         CONVERT,
         CONVERT_EXAMPLES,
     )
-    command.add_argument("source", type=_reader(PATH), metavar="IN", help="what to read")
-    command.add_argument("out", type=_reader(PATH), metavar="OUT", help="what to write")
-    _add_options(command, convert.OPTIONS)
+    command.add_argument("source", type=reader(PATH), metavar="IN", help="what to read")
+    command.add_argument("out", type=reader(PATH), metavar="OUT", help="what to write")
+    _add_config_options(command, convert.OPTIONS)
 
 
 def _add_route(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands, "route", "a proxy that balances requests over servers", ROUTE, ROUTE_EXAMPLES
     )
-    _add_options(command, route.OPTIONS)
+    _add_config_options(command, route.OPTIONS)
 
 
 def _add_picker(commands: Any) -> None:
     about = "which worker a request goes to, for Envoy"
-    command = _command(commands, "picker", about, PICKER, PICKER_EXAMPLES)
-    _add_options(command, picker.OPTIONS)
+    command = add_command(commands, "picker", about, PICKER, PICKER_EXAMPLES)
+    _add_config_options(command, picker.OPTIONS)
 
 
 def _add_policy_server(commands: Any) -> None:
     about = "one policy for several proxies or pickers"
-    command = _command(commands, "policy-server", about, POLICY_SERVER, POLICY_SERVER_EXAMPLES)
-    _add_options(command, policy_server.OPTIONS)
+    command = add_command(commands, "policy-server", about, POLICY_SERVER, POLICY_SERVER_EXAMPLES)
+    _add_config_options(command, policy_server.OPTIONS)
 
 
 def _add_route_report(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands,
         "route-report",
         "where requests went, from the proxy's log",
         route_report.ROUTE_REPORT,
         route_report.ROUTE_REPORT_EXAMPLES,
     )
-    command.add_argument("log", type=_reader(PATH), metavar="LOG", help="the proxy's log")
-    _add_options(command, route_report.OPTIONS)
+    command.add_argument("log", type=reader(PATH), metavar="LOG", help="the proxy's log")
+    _add_config_options(command, route_report.OPTIONS)
 
 
 def _add_bench(commands: Any) -> None:
     about = "how fast a server answers"
     bench_parser = commands.add_parser("bench", help=about, description=BENCH, allow_abbrev=False)
     subjects = bench_parser.add_subparsers(dest="subject", metavar="SUBJECT", required=True)
-    serve = _command(subjects, "serve", "requests to a server", BENCH, BENCH_EXAMPLES)
-    _add_options(serve, bench.OPTIONS)
+    serve = add_command(subjects, "serve", "requests to a server", BENCH, BENCH_EXAMPLES)
+    _add_config_options(serve, bench.OPTIONS)
 
 
 def _add_simulate(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands,
         "simulate",
         "which router of requests, by evidence",
         simulate.SIMULATE,
         simulate.SIMULATE_EXAMPLES,
     )
-    _add_options(command, simulate.OPTIONS)
-
-
-def _command(commands: Any, name: str, about: str, description: str, epilog: str) -> Any:
-    return commands.add_parser(
-        name,
-        help=about,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-
-
-def _add_options(command: Any, options: Sequence[Option]) -> None:
-    groups = {
-        name: command.add_argument_group(name) for name in dict.fromkeys(o.group for o in options)
-    }
-    for option in options:
-        _add_option(groups[option.group], option)
-    command.add_argument("--config", type=Path, metavar="FILE", help="read options from YAML")
-
-
-def _add_option(group: Any, option: Option) -> None:
-    default = default_of(option)
-    note = default if default == REQUIRED else f"default: {default}"
-    text = f"{option.help} ({note})".replace("%", "%%")
-    if option.kind is SWITCH:
-        group.add_argument(option.name, action="store_true", help=text)
-    else:
-        group.add_argument(
-            *option.flags,
-            dest=option.key,
-            type=_reader(option.kind),
-            metavar=option.metavar,
-            nargs="+" if option.kind in LISTS else None,
-            # A second --text adds to the first; of anything single the last one counts.
-            action="extend" if option.kind in LISTS else "store",
-            help=text,
-        )
-
-
-def _reader(kind: OptionKind) -> Callable[[str], object]:
-    def read(text: str) -> object:
-        try:
-            return kind.from_text(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected {kind.expected}, got {text!r}") from None
-
-    return read
+    _add_config_options(command, simulate.OPTIONS)
 
 
 def _add_doctor(commands: Any) -> None:
@@ -457,3 +339,9 @@ def _add_doctor(commands: Any) -> None:
             dest=engines.argument_name(name),
             help=f"instead: whether the {name} that is installed can be served, part by part",
         )
+
+
+def _add_config_options(command: Any, options: Sequence[Option]) -> None:
+    """Options of a command that reads a configuration file too."""
+    add_options(command, options, default_of)
+    command.add_argument("--config", type=Path, metavar="FILE", help="read options from YAML")

@@ -16,6 +16,7 @@ from equipoise.balancer.formats.format_names import (
 )
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
+from equipoise.cli.checks import check_folder
 from equipoise.cli.config import read_config
 from equipoise.cli.files import (
     LAUNCHER_VARIABLE,
@@ -29,7 +30,7 @@ from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.run_options import BY_KEY as RUN
 from equipoise.cli.run_options import RECORD_FILE, merge_sources, run_settings
-from equipoise.cli.validation import check_folder, check_unbalanced_options, validate_settings
+from equipoise.cli.validation import check_unbalanced_options, validate_settings
 from equipoise.demo.settings import Balance, RunSettings
 from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.hal.errors import UsageError

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.cli.checks import MAX_RANKS, check_count
 from equipoise.cli.config import read_config
 from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.offline import naming_ranks_option, usage_errors
@@ -23,7 +24,7 @@ from equipoise.cli.run_options import (
     RunRequest,
     resolve_run_request,
 )
-from equipoise.cli.validation import MAX_RANKS, check_count, validate
+from equipoise.cli.validation import validate
 from equipoise.demo.run_record import RunRecord, save_record
 from equipoise.demo.settings import EXPERTS, LAYERS, Balance, RunSettings
 from equipoise.hal.errors import EquipoiseError, UsageError

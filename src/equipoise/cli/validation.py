@@ -4,10 +4,17 @@ Ranges first, then options that contradict each other, then options that would h
 """
 
 import os
-from collections.abc import Callable, Set
-from pathlib import Path
+from collections.abc import Set
 
 from equipoise.balancer.experts.config import PLANNER_LIMITS
+from equipoise.cli.checks import (
+    MAX_RANKS,
+    check_backend,
+    check_count,
+    check_devices,
+    check_file,
+    check_folder,
+)
 from equipoise.cli.files import LAUNCHER_VARIABLE, probe_file, probe_folder
 from equipoise.cli.run_options import BY_KEY, MOVES, OPTIONS, PLANS, RECORD_FILE, RunRequest
 from equipoise.demo.settings import (
@@ -23,7 +30,7 @@ from equipoise.demo.settings import (
     VariantName,
     available_variants,
 )
-from equipoise.hal.errors import BackendUnavailable, UsageError
+from equipoise.hal.errors import UsageError
 
 MAX_STEPS = 100_000
 MAX_MIN_GAIN = 1000
@@ -191,7 +198,6 @@ MPI = "mpi"
 """The communicator with ranks that only mpiexec can start."""
 HOST_BACKEND = "cpu"
 """The backend with host threads as streams."""
-MAX_RANKS = 64
 MAX_MICRO_BATCHES = 16
 MAX_SLOTS = 4096
 MAX_PORT = 65_535
@@ -254,14 +260,6 @@ def _check_grid(settings: RunSettings) -> None:
         check_count("--micro-batches", settings.micro_batches, MAX_MICRO_BATCHES)
         if settings.pipeline_ranks == settings.tensor_ranks == 1:
             raise UsageError("--micro-batches has no meaning with one stage: nothing overlaps")
-
-
-def check_count(flag: str, value: int, most: int) -> None:
-    """Raises UsageError unless `value` is in [1, `most`]."""
-    if value < 1:
-        raise UsageError(f"{flag} must be at least 1, got {value}")
-    if value > most:
-        raise UsageError(f"{flag} must be at most {most}, got {value}")
 
 
 def _check_slots(settings: RunSettings) -> None:
@@ -335,44 +333,6 @@ def _check_commit(settings: RunSettings) -> None:
         )
 
 
-def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
-    """Raises UsageError where this machine has too few devices for so many ranks to start here."""
-    from equipoise.hal import registry
-    from equipoise.hal.accelerator import check_device_count
-    from equipoise.hal.capabilities import Unavailable
-
-    device_backend = registry.accelerator(backend)
-    links = registry.communicator(communicator or device_backend.communicator)
-    if links.launcher_rendezvous() is not None or isinstance(device_backend.probe(), Unavailable):
-        return  # a launcher has started them; or there is more to say than a number
-    try:
-        check_device_count(device_backend, links, ranks)
-    except UsageError as error:
-        raise UsageError(f"--ranks {ranks}: {error}") from error
-
-
-def check_backend(flag: str, name: str, group: str, find: Callable[[str], object]) -> None:
-    """Raises UsageError unless `name` is registered in `group`, or can be imported by `find`."""
-    from equipoise.hal import registry
-
-    names = registry.names(group)
-    if ":" in name:
-        _check_object(flag, name, find)
-    elif name not in names:
-        raise UsageError(f"{flag}: unknown name {name!r}; known: {', '.join(names) or 'none'}")
-
-
-def _check_object(flag: str, name: str, find: Callable[[str], object]) -> None:
-    """A PACKAGE:OBJECT is the user's own module, which may fail to import in any way it likes."""
-    try:
-        find(name)
-    except BackendUnavailable as error:
-        raise UsageError(f"{flag}: {error}") from error
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{flag}: backend {name!r} does not import: {reason}") from error
-
-
 def _check_outputs(request: RunRequest) -> None:
     """What a run writes can be written, each into a file of its own."""
     out = request.settings.out
@@ -437,21 +397,3 @@ def _check_ports(first: int, settings: RunSettings) -> None:
             raise UsageError(
                 f"{address_flag}--metrics-port {first}: rank {rank}: {error}"
             ) from error
-
-
-def check_folder(flag: str, path: Path) -> None:
-    """Raises UsageError unless `path` is a folder that can be written to, or can be made."""
-    nearest = next((p for p in (path, *path.absolute().parents) if os.path.lexists(p)), path)
-    if not nearest.is_dir():
-        raise UsageError(f"{flag}: {nearest} is not a folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UsageError(f"{flag}: {nearest} cannot be written to")
-
-
-def check_file(flag: str, path: Path) -> None:
-    """Raises UsageError unless `path` can be written as a file."""
-    if path.is_dir():
-        raise UsageError(f"{flag}: {path} is a folder, not a file")
-    if path.exists() and not os.access(path, os.W_OK):
-        raise UsageError(f"{flag}: {path} cannot be written to")
-    check_folder(flag, path.parent)

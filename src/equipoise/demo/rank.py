@@ -22,7 +22,6 @@ from equipoise.balancer.observe.trace_buffer import RecordedSpan
 from equipoise.connection import blame
 from equipoise.demo.engine_options import engine_options
 from equipoise.demo.grid import Grid
-from equipoise.demo.machine import describe_machine
 from equipoise.demo.model import load_weights
 from equipoise.demo.model.invariance import check_batch_invariance
 from equipoise.demo.observers import Observers
@@ -42,6 +41,7 @@ from equipoise.hal.communicator import Communicator, Fabric, Rendezvous
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.stream import Role
 from equipoise.hal.subgroup import SubgroupFabric
+from equipoise.machine import describe_machine
 
 
 class Gatherer:

@@ -2,10 +2,27 @@
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from equipoise.hal.conformance.clauses import CLAUSE_LETTERS, FAMILIES, TITLES, clause_sort_key
-from equipoise.hal.conformance.result import ClauseFinding, Finding, Status, SuiteResult
+from equipoise.hal.conformance.clauses import (
+    CLAUSE_LETTERS,
+    COMMUNICATOR_FAMILIES,
+    FAMILIES,
+    TITLES,
+    clause_sort_key,
+)
+from equipoise.hal.conformance.expected import Expectation, Shows
+from equipoise.hal.conformance.profile import Judged
+from equipoise.hal.conformance.reproduce import python_source, reproduction_of
+from equipoise.hal.conformance.result import (
+    ClauseFinding,
+    Finding,
+    LevelFinding,
+    LevelStatus,
+    Status,
+    SuiteResult,
+)
 from equipoise.hal.conformance.search import (
     PropertyHeld,
     PropertyReported,
@@ -20,6 +37,7 @@ NAME_WIDTH, STATUS_WIDTH = 5, 13
 STATUS_SIGNS = {
     Status.HELD: "●",
     Status.VIOLATED: "✗",
+    Status.EXPECTED: "⊗",
     Status.UNSUPPORTED: "○",
     Status.NOT_JUDGED: "?",
     Status.REPORTED: "≈",
@@ -29,23 +47,38 @@ NOT_RUN_SIGN = "·"
 STATUS_STYLES = {
     Status.HELD: TextStyle.GREEN,
     Status.VIOLATED: TextStyle.RED,
+    Status.EXPECTED: TextStyle.BOLD,
     Status.UNSUPPORTED: TextStyle.DIM,
     Status.NOT_JUDGED: TextStyle.RED,
     Status.REPORTED: TextStyle.BOLD,
 }
 
 
-def render(result: SuiteResult, colours: ColourMode) -> str:
+def render(result: SuiteResult, colours: ColourMode, programs: Path | None = None) -> str:
     """The whole text; its last line is `verdict(result)`. No line is wider than `WIDTH`, save
-    where the name of a property or a step is longer."""
+    where a name, a step or a path is longer.
+
+    `programs` is the folder in which the programs of violations were written, if they were.
+    """
     lines = [
         styled(headline(result), TextStyle.BOLD, colours),
         "",
         *(_clause(finding, colours) for finding in result.clauses()),
-        *_violations(result, colours),
+        *_violations(result, colours, programs),
         "",
         *matrix(result, colours),
         "",
+        *textwrap.wrap(levels_line(result), WIDTH, subsequent_indent="  "),
+        *(
+            styled(line, TextStyle.RED, colours)
+            for passed in result.unexpected_passes(Shows.ALWAYS)
+            for line in textwrap.wrap(unexpected_pass(passed), WIDTH, subsequent_indent="  ")
+        ),
+        *(
+            line
+            for passed in result.unexpected_passes(Shows.SOMETIMES)
+            for line in textwrap.wrap(absent_race(passed), WIDTH, subsequent_indent="  ")
+        ),
         styled(verdict(result), TextStyle.RED if result.exit_code else TextStyle.GREEN, colours),
     ]
     return "\n".join(lines)
@@ -54,7 +87,7 @@ def render(result: SuiteResult, colours: ColourMode) -> str:
 def headline(result: SuiteResult) -> str:
     """What was tested, and how."""
     return (
-        f"conformance of {result.backend} with {result.communicator}, up to "
+        f"conformance of {result.subject}, up to "
         f"{result.ranks} rank{'s' * (result.ranks != 1)}, profile {result.profile}, "
         f"seed {result.seed}"
     )
@@ -68,10 +101,58 @@ def verdict(result: SuiteResult) -> str:
 
 
 def _verdict_text(result: SuiteResult) -> str:
-    if result.exit_code:
+    if result.count(Status.VIOLATED):
         return "THE CONTRACT IS BROKEN"
-    whole = {finding.family for finding in result.findings} == set(FAMILIES)
+    if result.exit_code:
+        return "THE FILE OF EXPECTED VIOLATIONS IS WRONG"
+    if result.count(Status.EXPECTED):
+        return "the contract is broken as expected"
+    alone = result.judged is Judged.COMMUNICATOR
+    families = set(COMMUNICATOR_FAMILIES if alone else FAMILIES)
+    whole = families <= {finding.family for finding in result.findings}
     return "the contract is kept" if whole else "this part of the contract is kept"
+
+
+def levels_line(result: SuiteResult) -> str:
+    """Which levels are kept, in the words that a vendor can publish."""
+    described: dict[LevelStatus, list[str]] = {status: [] for status in LevelStatus}
+    for finding in result.levels():
+        described[finding.status].append(_describe_level(finding))
+    parts = [f"levels kept: {', '.join(described[LevelStatus.KEPT]) or 'none'}"]
+    for status, word in (
+        (LevelStatus.NOT_KEPT, "not"),
+        (LevelStatus.NOT_DECLARED, "not declared"),
+        (LevelStatus.NOT_JUDGED, "not judged"),
+    ):
+        if described[status]:
+            parts.append(f"{word}: {', '.join(described[status])}")
+    return "; ".join(parts)
+
+
+def _describe_level(finding: LevelFinding) -> str:
+    name = finding.level.value
+    if finding.status is LevelStatus.NOT_KEPT:
+        expected = finding.clauses(Status.EXPECTED)
+        words = [
+            *finding.clauses(Status.VIOLATED),
+            *(f"{clause} expected" for clause in expected),
+            *(f"{clause} not judged" for clause in finding.clauses(Status.NOT_JUDGED)),
+        ]
+        return f"{name} ({', '.join(words)})"
+    undeclared = finding.clauses(Status.UNSUPPORTED)
+    if finding.status is LevelStatus.KEPT and undeclared:
+        return f"{name} (without {', '.join(undeclared)})"
+    return name
+
+
+def unexpected_pass(expected: Expectation) -> str:
+    """What is said of a violation that was expected and did not show."""
+    return f"{expected} is expected to be violated and is held: remove it from the file of --xfail"
+
+
+def absent_race(expected: Expectation) -> str:
+    """What is said of one that shows sometimes and did not."""
+    return f"{expected} is expected to be violated sometimes, and was held in this run"
 
 
 def describe_clause(clause: ClauseFinding) -> str:
@@ -82,7 +163,14 @@ def describe_clause(clause: ClauseFinding) -> str:
         return f"{clause.cases} cases"
     if clause.status is Status.REPORTED:
         return clause.figures
-    names = sorted({f.property_name for f in clause.findings if f.status is Status.VIOLATED})
+    if clause.status is Status.EXPECTED:
+        reasons = {f.expectation.reason: f.expectation for f in clause.findings if f.expectation}
+        return "; ".join(
+            f"{reason} ({expected.link})" if expected.link else reason
+            for reason, expected in reasons.items()
+        )
+    broken = (Status.VIOLATED, Status.EXPECTED)
+    names = sorted({f.property_name for f in clause.findings if f.status in broken})
     return f"see {', '.join(names)}"
 
 
@@ -116,10 +204,28 @@ def program_lines(verdict: PropertyViolated) -> list[str]:
     return verdict.case.program.lines() + head
 
 
+def program_name(finding: Finding) -> str:
+    """Name of the file that plays the program of a violation."""
+    return f"{finding.property_name}.py"
+
+
+def program_source(result: SuiteResult, finding: Finding) -> str:
+    """The text of that file."""
+    assert isinstance(finding.verdict, PropertyViolated)
+    about = f"violated by {result.subject}, profile {result.profile}, seed {result.seed}"
+    return python_source(reproduction_of(result, finding), about, finding.verdict.what)
+
+
+def run_command(result: SuiteResult, path: Path) -> str:
+    """The command that plays it."""
+    return f"{result.launcher} python {path}".strip()
+
+
 def _clause(finding: ClauseFinding, colours: ColourMode) -> str:
-    status = styled(
-        f"{finding.status.value:<{STATUS_WIDTH}}", STATUS_STYLES[finding.status], colours
-    )
+    word = finding.status.value
+    if finding.status is Status.HELD:
+        word += f" {finding.cases}"
+    status = styled(f"{word:<{STATUS_WIDTH}}", STATUS_STYLES[finding.status], colours)
     line = f"{finding.clause:<{NAME_WIDTH}}{status}{TITLES.get(finding.clause, '')}"
     if finding.status is Status.HELD:
         return line
@@ -130,15 +236,22 @@ def _clause(finding: ClauseFinding, colours: ColourMode) -> str:
     return f"{line}\n{styled(explanation, TextStyle.DIM, colours)}"
 
 
-def _violations(result: SuiteResult, colours: ColourMode) -> Iterable[str]:
+def _violations(result: SuiteResult, colours: ColourMode, programs: Path | None) -> Iterable[str]:
     for finding in violations(result):
         assert isinstance(finding.verdict, PropertyViolated)
         yield ""
         title = f"{finding.property_name} ({finding.executor})"
-        yield styled(title, TextStyle.RED, colours)
+        if finding.expectation is not None:
+            title = f"expected: {title}"
+        yield styled(title, STATUS_STYLES[finding.status], colours)
         yield from textwrap.wrap(finding.verdict.what, WIDTH, subsequent_indent="  ")
         yield f"smallest program found, of {finding.verdict.cases} played:"
         yield from (f"    {line}" for line in program_lines(finding.verdict))
+        if programs is not None:
+            yield f"run it: {run_command(result, programs / program_name(finding))}"
+    if programs is None and violations(result):
+        yield ""
+        yield "--out DIR writes these programs as Python files that run by themselves"
 
 
 def _cells(
@@ -156,7 +269,14 @@ def _terminal_cell(clause: str, statuses: dict[str, Status], colours: ColourMode
     return "  " + styled(STATUS_SIGNS[status], STATUS_STYLES[status], colours)
 
 
+LEVEL_CLASSES = {
+    LevelStatus.KEPT: "held",
+    LevelStatus.NOT_KEPT: "violated",
+    LevelStatus.NOT_DECLARED: "unsupported",
+    LevelStatus.NOT_JUDGED: "absent",
+}
 CONFORMANCE_CSS = """
+.expected { font-weight:650; }
 .held { color:var(--good); } .violated, .not-judged { color:var(--bad); font-weight:650; }
 .unsupported, .absent { color:var(--soft); }
 table.left td, table.left th { text-align:left; white-space:normal; vertical-align:top; }
@@ -172,14 +292,15 @@ def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
         (
             _head(result),
             _tiles(result),
-            *(_violation(finding) for finding in violations(result)),
+            *(_violation(result, finding) for finding in violations(result)),
+            card_section("Levels", _levels(result)),
             card_section("The contract at a glance", _grid(result)),
             card_section("Clause by clause", _clauses(result)),
             card_section("Property by property", _properties(result)),
             card_section("Machine and command", _about(about)),
         )
     )
-    title = f"Conformance of {escape_html(result.backend)}"
+    title = f"Conformance of {escape_html(result.subject)}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -190,10 +311,18 @@ def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
 
 def _head(result: SuiteResult) -> str:
     mood = "bad" if result.exit_code else "good"
+    passes = "".join(
+        f'<p class="bad">{escape_html(unexpected_pass(expected))}</p>'
+        for expected in result.unexpected_passes(Shows.ALWAYS)
+    ) + "".join(
+        f'<p class="soft">{escape_html(absent_race(expected))}</p>'
+        for expected in result.unexpected_passes(Shows.SOMETIMES)
+    )
     return (
-        f"<header><h1>Conformance of {escape_html(result.backend)}</h1>"
+        f"<header><h1>Conformance of {escape_html(result.subject)}</h1>"
         f'<p class="soft">{escape_html(headline(result))}</p>'
-        f'<div class="verdict {mood}">{escape_html(verdict(result))}</div></header>'
+        f'<div class="verdict {mood}">{escape_html(verdict(result))}</div>'
+        f"<p>{escape_html(levels_line(result))}</p>{passes}</header>"
     )
 
 
@@ -218,16 +347,28 @@ def _played(finding: Finding) -> int:
     return 0
 
 
-def _violation(finding: Finding) -> str:
+def _violation(result: SuiteResult, finding: Finding) -> str:
     assert isinstance(finding.verdict, PropertyViolated)
     lines = "\n".join(escape_html(line) for line in program_lines(finding.verdict))
     return card_section(
-        f"Violated: {finding.verdict.clause}",
+        f"{'Expected violation' if finding.expectation else 'Violated'}: {finding.verdict.clause}",
         f"<p>{escape_html(finding.verdict.what)}</p>"
         f'<p class="soft">{escape_html(finding.property_name)}, '
         f"on {escape_html(finding.executor)}; the smallest program found, of "
-        f"{finding.verdict.cases} played:</p><pre>{lines}</pre>",
+        f"{finding.verdict.cases} played:</p><pre>{lines}</pre>"
+        f"<details><summary>as a Python file that runs by itself</summary><pre>"
+        f"{escape_html(program_source(result, finding))}</pre></details>",
     )
+
+
+def _levels(result: SuiteResult) -> str:
+    rows = "".join(
+        f"<tr><td>{finding.level.value}</td>"
+        f'<td class="{LEVEL_CLASSES[finding.status]}">{finding.status.value}</td>'
+        f"<td>{escape_html(_describe_level(finding))}</td></tr>"
+        for finding in result.levels()
+    )
+    return _table(("level", "status", "clauses that say so"), rows)
 
 
 def _grid(result: SuiteResult) -> str:

@@ -8,7 +8,8 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import cpu_with
 
 from equipoise.backends.cpu.accelerator import CpuAccelerator
-from equipoise.backends.cpu.slots import Buffer, CpuSlotStore
+from equipoise.backends.cpu.host_slots import Buffer
+from equipoise.backends.cpu.slots import CpuSlotStore
 from equipoise.backends.cpu.stream import (
     CpuEvent,
     CpuGraph,

@@ -15,7 +15,8 @@ from equipoise.cli.conformance_options import (
     resolve_conformance_request,
 )
 from equipoise.cli.parser import build_parser
-from equipoise.hal.conformance.profile import Profile
+from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES
+from equipoise.hal.conformance.profile import Judged, Profile
 
 BROKEN_BACKEND = "helpers.fakes.broken_stream_backends:BACKEND"
 BAD = {
@@ -42,6 +43,9 @@ BAD = {
     ): "every schedule of virtual is chosen",
     ("--profile", "night"): "expected ci or deep, got 'night'",
     ("--only", "colours"): "expected a family (ordering, locks",
+    ("--level", "steam"): "expected a level (core, fault, stream, elastic), got 'steam'",
+    ("--xfail", "missing.toml"): "--xfail: missing.toml cannot be read: No such file",
+    ("--xfail", "/dev/null", "--level", "core", "--ranks", "0"): "--ranks must be at least 1",
     ("--only",): "expected at least one argument",
     ("--json", "."): "--json: . is a folder",
     ("--out", "/dev/null"): "--out: /dev/null is not a folder",
@@ -115,6 +119,9 @@ def test_conformance_writes_json_and_html_report(
     assert violation["what"].split()[0] in page
     assert "verdicts: " in answer.err
     assert "page: " in answer.err
+    path = Path("found", "violations", f"{violation['property']}.py")
+    assert f"run it: python {path}" in answer.out
+    assert violation["program"][-1] in (tmp_path / path).read_text()
 
 
 def test_conformance_command_line_overrides_file_and_defaults(
@@ -134,6 +141,67 @@ def test_conformance_command_line_overrides_file_and_defaults(
         html=Path("found/conformance.html"),
         out=Path("found"),
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "judged"),
+    [
+        ({}, Judged.BACKEND),
+        ({"backend": "cpu"}, Judged.BACKEND),
+        ({"communicator": "gloo"}, Judged.COMMUNICATOR),
+        ({"communicator": "gloo", "backend": "cpu"}, Judged.BACKEND),
+        ({"communicator": "gloo", "schedule_from": "a:b"}, Judged.BACKEND),
+    ],
+)
+def test_conformance_judges_communicator_alone_when_no_backend_is_named(
+    options: dict[str, str], judged: Judged
+) -> None:
+    assert resolve_conformance_request(options, {}).judged is judged
+    assert resolve_conformance_request({}, options).judged is judged
+    families = COMMUNICATOR_FAMILIES if judged is Judged.COMMUNICATOR else FAMILIES
+    assert resolve_conformance_request(options, {}).only == families
+    chosen = {**options, "only": ("control",)}
+    assert resolve_conformance_request(chosen, {}).only == ("control",)
+
+
+def test_conformance_names_file_of_bad_expectation(
+    equipoise: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "known.toml").write_text('[[expected]]\nclause = "K5"\n')
+    answer = equipoise("conformance", "--xfail", "known.toml")
+    assert answer.code == 2
+    message = "--xfail: known.toml: [[expected]] number 1: K5: no reason is given"
+    assert answer.err == f"equipoise: error: {message}\n"
+
+
+@pytest.mark.slow
+def test_conformance_exits_0_when_violations_are_expected(
+    equipoise: Callable[..., Any], tmp_path: Path
+) -> None:
+    known = '[[expected]]\nclause = "O3"\nreason = "ignored"\n'
+    (tmp_path / "known.toml").write_text(known)
+    arguments = ("--backend", BROKEN_BACKEND, "--only", "ordering", "--level", "stream", "--quiet")
+    answer = equipoise("conformance", *arguments, "--xfail", "known.toml")
+    assert answer.code == 0, answer.out
+    assert any(line.startswith("O3   expected") for line in answer.out.splitlines())
+    (tmp_path / "known.toml").write_text(known.replace("O3", "O1"))
+    answer = equipoise("conformance", *arguments, "--xfail", "known.toml")
+    assert answer.code == 1
+    assert "O1 is expected to be violated and is held" in answer.out
+
+
+@pytest.mark.parametrize(("other", "code"), [("0.2.0", 2), ("0.1.0", 0)])
+def test_conformance_refuses_two_versions_of_its_modules(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, other: str, code: int
+) -> None:
+    versions = {"equipoise": "0.1.0", "equipoise-conformance": other}
+    monkeypatch.setattr("equipoise.cli.conformance.version", versions.__getitem__)
+    arguments = ("--backend", "virtual", "--only", "determinism", "--cases", "1", "--quiet")
+    answer = equipoise("conformance", *arguments)
+    assert answer.code == code
+    if code:
+        [line] = answer.err.splitlines()
+        assert "equipoise 0.1.0 and equipoise-conformance 0.2.0 are both installed" in line
 
 
 def test_conformance_options_have_shown_defaults() -> None:

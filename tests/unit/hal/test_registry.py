@@ -69,7 +69,7 @@ def test_registry_refuses_backend_of_other_kind() -> None:
 def test_registry_refuses_backend_class() -> None:
     assert isinstance(CpuBackend(), Backend)
     with pytest.raises(BackendUnavailable, match="is not a Backend"):
-        registry.accelerator("equipoise.backends.cpu:CpuBackend")
+        registry.accelerator("equipoise.backends.cpu.accelerator:CpuBackend")
 
 
 def test_registry_reports_entry_point_that_does_not_import(

@@ -11,7 +11,7 @@ from check_tree import CONTRACT, FAMILIES, FOLDERS, LINKED, check, citations, ma
 
 ROOT = Path(__file__).resolve().parents[3]
 ROWS = "".join(
-    f"| {family}1 | Text. | required | `hal/a.py` | | conformance (ordering) |\n"
+    f"| {family}1 | Text. | required | core | `hal/a.py` | | conformance (ordering) |\n"
     for family in FAMILIES
 )
 LONG_NAME = "test_" + 76 * "a"
@@ -195,25 +195,25 @@ def check_lines(root: Path) -> list[str]:
             f"class TestA:\n    def {LONG_NAME}(self):\n        assert x\n",
             f"tests/unit/test_b.py:2: {LONG_NAME} has 81 characters, over 80",
         ),
-        (CONTRACT, ROWS + "| T2 | Text. | required | |\n", "T2: a clause has six columns"),
+        (CONTRACT, ROWS + "| T2 | Text. | required | core | |\n", "T2: a clause has seven columns"),
         (
             CONTRACT,
-            ROWS + "| T2 | Text. | wanted | `hal/a.py` | | owed |\n",
+            ROWS + "| T2 | Text. | wanted | core | `hal/a.py` | | owed |\n",
             "T2: 'wanted' is no kind of clause",
         ),
         (
             CONTRACT,
-            ROWS + "| T2 | Text. | required | `hal/a.py` | | soon |\n",
+            ROWS + "| T2 | Text. | required | core | `hal/a.py` | | soon |\n",
             "T2: says neither what tests it nor 'owed'",
         ),
         (
             CONTRACT,
-            ROWS + "| T2 | Text. | required | `hal/gone.py` | | owed |\n",
+            ROWS + "| T2 | Text. | required | core | `hal/gone.py` | | owed |\n",
             "T2: hal/gone.py does not exist",
         ),
         (
             CONTRACT,
-            ROWS + "| T2 | Text. | required | `hal/` | | `tests/gone.py` |\n",
+            ROWS + "| T2 | Text. | required | core | `hal/` | | `tests/gone.py` |\n",
             "tests/gone.py does not exist",
         ),
         (CONTRACT, ROWS + ROWS.splitlines()[-1] + "\n", "T1: expected T2"),

@@ -5,11 +5,14 @@ import re
 from helpers.paths import ROOT
 
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.clauses import TITLES, clause_sort_key
+from equipoise.hal.conformance.clauses import LEVELS, TITLES, clause_sort_key
 
 CONTRACT = ROOT / "docs" / "contract.md"
 KEPT_ELSEWHERE = {"A9", "B3", "B9", "D2", "E6", "G7", "G9", "P5"}
 """Clauses that bind the balancer, the pipeline, the registry or the launcher, not a backend."""
+
+REPORTED = {"T1"}
+"""Measured, not judged."""
 
 
 def contract() -> list[str]:
@@ -29,6 +32,24 @@ def test_clause_titles_fit_on_a_line() -> None:
 def test_every_clause_has_a_property_or_is_exempt() -> None:
     assert set(suite.clauses()) | KEPT_ELSEWHERE == set(contract())
     assert set(suite.clauses()) & KEPT_ELSEWHERE == set()
+
+
+def test_contract_names_level_of_each_clause() -> None:
+    text = CONTRACT.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z]\d+) \| .+? \| .+? \| (.*?) ?\| ", text, re.MULTILINE)
+    assert dict(rows) == {clause: LEVELS.get(clause, "") for clause in TITLES}
+
+
+def test_each_judged_clause_has_property_of_its_level() -> None:
+    """So that the properties of a level are all that it needs."""
+    judged_in_level = {
+        clause
+        for prop in suite.properties()
+        for clause in prop.clauses
+        if LEVELS.get(prop.clauses[0]) == LEVELS.get(clause)
+    }
+    assert judged_in_level == set(suite.clauses())
+    assert set(LEVELS) == set(suite.clauses()) - REPORTED
 
 
 def test_property_names_are_unique() -> None:

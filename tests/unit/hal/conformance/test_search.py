@@ -44,8 +44,12 @@ class Adder:
     name = "adder"
     traits = Traits(Capabilities(), None, (1,), controlled=True)
 
-    def __init__(self, passing: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, passing: Callable[[], object] = lambda: None, plays_of_violation: int = 1
+    ) -> None:
         self.plays = 0
+        self.violations = 0
+        self._plays_of_violation = plays_of_violation
         self.broke_at: int | None = None
         self._passing = passing
 
@@ -54,7 +58,10 @@ class Adder:
         self._passing()
         if sum(int(step.args[0]) for step in case.program.steps) >= LEAST:
             self.broke_at = self.broke_at or self.plays
-            raise Violation("O1", "too much")
+            self.violations += 1
+            violation = Violation("O1", "too much")
+            violation.plays = self._plays_of_violation
+            raise violation
 
     def close(self) -> None:
         pass
@@ -70,6 +77,17 @@ def test_search_shrinks_identically_on_slow_clock(
     assert slow_verdict == verdict
     assert isinstance(slow_verdict, PropertyViolated)
     assert slow_verdict.case == Case(make_program([Step("add", (LEAST,))]), b"")
+
+
+def test_shrinking_counts_violation_that_waited_as_many_plays() -> None:
+    """Each waits for a deadline: the first is for free, then four of 25 are a hundred."""
+    adder = Adder(plays_of_violation=25)
+    verdict = search(SUMS, adder, SearchSettings(cases=100, max_shrinks=100))
+    assert isinstance(verdict, PropertyViolated)
+    assert 1 < adder.violations <= 1 + 4
+    quick = Adder()
+    search(SUMS, quick, SearchSettings(cases=100, max_shrinks=100))
+    assert quick.violations > adder.violations
 
 
 @pytest.mark.parametrize("plays", [0, 1, 10])

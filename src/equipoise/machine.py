@@ -3,9 +3,8 @@
 import os
 import platform
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import numpy as np
 
 
 def describe_machine() -> dict[str, str]:
@@ -21,8 +20,16 @@ def describe_machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": _torch_version(),
-        "numpy": np.__version__,
+        "numpy": _numpy_version(),
     }
+
+
+def _numpy_version() -> str:
+    """Not imported: the conformance suite by itself works without it."""
+    try:
+        return version("numpy")
+    except PackageNotFoundError:
+        return "is not installed"
 
 
 def _torch_version() -> str:

@@ -1,0 +1,114 @@
+"""Build of `equipoise-conformance`: the part of the package that the suite needs, in Python alone.
+
+The modules are those of `../src/equipoise`, under their names, so that a backend needs no change.
+"""
+
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+SOURCE = Path("..", "src")
+WHOLE = ("hal", "backends.common", "backends.cpu", "backends.c10d", "backends.torchcomms")
+"""Packages that are taken whole, with what is below them, where they exist."""
+PARTS = {
+    "equipoise": ("__init__", "input_files", "machine"),
+    "equipoise.backends": ("__init__",),
+    "equipoise.cli": (
+        "__init__",
+        "checks",
+        "conformance",
+        "conformance_command",
+        "conformance_options",
+        "exit_code",
+        "files",
+        "import_errors",
+        "option",
+        "option_kinds",
+        "option_parser",
+        "process",
+    ),
+    "equipoise.report": ("__init__", "conformance", "page", "svg", "terminal"),
+}
+"""Packages of which only these modules are taken."""
+NATIVE = {"equipoise.backends.cpu": ("accelerator", "kernels", "slots")}
+"""Modules that need the native core, which is not taken."""
+COMMUNICATOR_GROUPS = ("equipoise.communicators", "equipoise.communicator_families")
+"""Entry points by which communicators are found."""
+
+
+class BuildPart(build_py):
+    """Copies the modules of the suite, anew each time."""
+
+    def run(self) -> None:
+        """Remove what an earlier build copied."""
+        shutil.rmtree(Path(self.build_lib) / "equipoise", ignore_errors=True)
+        super().run()
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """The modules of a package, without those that are left out."""
+        modules = super().find_package_modules(package, package_dir)
+        names = PARTS.get(package)
+        return [
+            module
+            for module in modules
+            if (names is None or module[1] in names) and module[1] not in NATIVE.get(package, ())
+        ]
+
+
+def packages() -> list[str]:
+    """Every package of which something is taken."""
+    whole = tuple(f"equipoise.{name}" for name in WHOLE)
+    return [
+        name
+        for name in find_packages(str(SOURCE))
+        if name in PARTS or name in whole or name.startswith(tuple(f"{w}." for w in whole))
+    ]
+
+
+def entry_points(taken: list[str]) -> dict[str, list[str]]:
+    """The command, the host, and those communicators of the package whose modules are taken."""
+    project = tomllib.loads(Path("..", "pyproject.toml").read_text("utf-8"))["project"]
+    groups = {
+        group: [
+            f"{name} = {place}"
+            for name, place in project["entry-points"].get(group, {}).items()
+            if place.partition(":")[0] in taken
+        ]
+        for group in COMMUNICATOR_GROUPS
+    }
+    return {
+        "console_scripts": ["equipoise-conformance = equipoise.cli.conformance_command:main"],
+        "equipoise.accelerators": ["host = equipoise.backends.cpu.host:HOST"],
+        **groups,
+    }
+
+
+def version() -> str:
+    """The version of the package."""
+    text = (SOURCE / "equipoise" / "__init__.py").read_text("utf-8")
+    (found,) = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    return str(found)
+
+
+if not (SOURCE / "equipoise" / "hal" / "__init__.py").is_file():
+    raise SystemExit(
+        "../src/equipoise/hal must be a link to ../../hal: run `git config core.symlinks true` and "
+        "check the files out again"
+    )
+
+setup(
+    version=version(),
+    package_dir={"": str(SOURCE)},
+    packages=packages(),
+    entry_points=entry_points(packages()),
+    package_data={"equipoise": ["py.typed"]},
+    # Of the native core, which is not taken.
+    exclude_package_data={"equipoise": ["_native.pyi"]},
+    cmdclass={"build_py": BuildPart},
+    # Here, and not beside the sources: there it would be found as an installed distribution.
+    options={"egg_info": {"egg_base": "."}},
+)
