@@ -20,6 +20,16 @@ FAMILIES = (
     "overlap",
 )
 """What properties are grouped by."""
+COMMUNICATOR_FAMILIES = (
+    "keepalive",
+    "progress",
+    "failures",
+    "faults",
+    "shapes",
+    "determinism",
+    "timeouts",
+)
+"""What concerns a communicator by itself, without the control plane that goes with it."""
 CLAUSE_LETTERS = "OVAKPESDGXLCBRT"
 """The letters of the contract, in its order."""
 

@@ -141,6 +141,8 @@ class ConformanceRun:
         cases: how many of each property, where the profile is not to say so.
         steer: receives the schedule of each case, as PACKAGE:OBJECT; then one device by itself
             is played, since a schedule is chosen within a process.
+        executors: where to play, of those that fit the backend. A communicator by itself is
+            judged on ranks only: what one device does says nothing about it.
     """
 
     backend: str
@@ -151,6 +153,7 @@ class ConformanceRun:
     seed: int
     cases: int | None = None
     steer: str | None = None
+    executors: tuple[Executor, ...] = tuple(Executor)
 
     def run(self, watcher: ProgressListener) -> SuiteResult | None:
         """Play everything; None on ranks that a launcher started and that are not the first.
@@ -189,7 +192,8 @@ class ConformanceRun:
     def subjects(self, rendezvous: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:
         """The executors that fit the backend, closed at the end."""
         with ExitStack() as stack:
-            subjects = self._subjects(rendezvous)
+            fitting = self._subjects(rendezvous).items()
+            subjects = {kind: subject for kind, subject in fitting if kind in self.executors}
             for subject in subjects.values():
                 stack.enter_context(closing(subject))
             yield subjects

@@ -266,6 +266,7 @@ def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
         seed=request.seed,
         cases=request.cases,
         steer=request.schedule_from,
+        executors=request.executors,
     )
     watcher = conformance_progress_for(request.progress)
     try:

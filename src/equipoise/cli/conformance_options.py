@@ -7,8 +7,8 @@ from typing import Any
 
 from equipoise.cli import kinds
 from equipoise.cli.option import Option
-from equipoise.hal.conformance.clauses import FAMILIES
-from equipoise.hal.conformance.profile import Profile
+from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES
+from equipoise.hal.conformance.profile import Executor, Profile
 
 SUBJECT, EFFORT, OUTPUT = "what is tested", "how hard", "output"
 JSON, HTML = "conformance.json", "conformance.html"
@@ -18,7 +18,8 @@ OPTIONS = (
            help="accelerator under test: a name that `equipoise doctor` lists, or PACKAGE:OBJECT"),
     Option(key="communicator", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
            shown_default="the one that goes with the backend",
-           help="communicator under test, by name or as PACKAGE:OBJECT"),
+           help="communicator under test, by name, as PACKAGE:OBJECT, or c10d:NAME for a backend "
+           "of torch.distributed; without --backend it is judged by itself"),
     Option(key="ranks", kind=kinds.WHOLE, group=SUBJECT, metavar="N", shown_default="4",
            help="most processes to test the communicator on; smaller groups are tested too"),
     Option(key="schedule_from", kind=kinds.NAME, group=SUBJECT, metavar="PACKAGE:OBJECT",
@@ -55,6 +56,7 @@ class ConformanceRequest:
     schedule_from: str | None = None
     profile: Profile = Profile.CI
     only: tuple[str, ...] = FAMILIES
+    executors: tuple[Executor, ...] = tuple(Executor)
     seed: int = 0
     cases: int | None = None
     json: Path | None = None
@@ -66,10 +68,17 @@ class ConformanceRequest:
 def resolve_conformance_request(
     command_line: Mapping[str, Any], file: Mapping[str, Any]
 ) -> ConformanceRequest:
-    """Command line over configuration file over default."""
+    """Command line over configuration file over default.
+
+    Where a communicator is named and no backend, only the ranks play, on the CPU, and by default
+    only the families of communicators.
+    """
     values = dict(file) | dict(command_line)
     out = values.get("out")
     if out is not None:
         values = {"json": out / JSON, "html": out / HTML} | values
+    if "communicator" in values and "backend" not in values:
+        # A communicator by itself: what the CPU does by itself says nothing about it.
+        values = {"only": COMMUNICATOR_FAMILIES, "executors": (Executor.RANKS,)} | values
     values["progress"] = "hidden" if values.pop("quiet", False) else "shown"
     return ConformanceRequest(**values)
