@@ -1,8 +1,7 @@
 """A communicator over one process group: every call is one call of `torch.distributed`."""
 
 from collections.abc import Callable, Sequence
-from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, distributed
 from torch.distributed import P2POp, ProcessGroup, Store  # type: ignore[attr-defined]
@@ -20,14 +19,16 @@ all_gather_single = getattr(_NAMES, "all_gather_single", None) or _NAMES.all_gat
 reduce_scatter_single = (
     getattr(_NAMES, "reduce_scatter_single", None) or _NAMES.reduce_scatter_tensor
 )
+SUMS = frozenset({Operation.ALL_REDUCE, Operation.REDUCE_SCATTER})
 
 
 class C10dCommunicator:
     """Collectives and point-to-point of a process group, as it has them.
 
     Nothing is added to it: no check of what the library checks, no lock, no buffer that is kept, no
-    time-out but its own. Shapes are checked, because c10d counts elements where the protocol
-    has a dimension per rank.
+    time-out but its own. What is checked is the adapter's own: that operations and dtypes are among
+    those that it declares, and shapes, because c10d counts elements where the protocol has a
+    dimension per rank.
 
     Args:
         backend: the name that `init_process_group` knows.
@@ -71,6 +72,7 @@ class C10dCommunicator:
         """`all_reduce`."""
         return self._issue(
             Operation.ALL_REDUCE,
+            (tensor,),
             lambda group: [distributed.all_reduce(tensor, group=group, async_op=True)],
         )
 
@@ -79,9 +81,11 @@ class C10dCommunicator:
         check_shape("all_gather", out, (self.size, *tensor.shape))
         return self._issue(
             Operation.ALL_GATHER,
-            lambda group: [
-                all_gather_single(flat(out), flat(tensor), group=group, async_op=True)
-            ],
+            (
+                out,
+                tensor,
+            ),
+            lambda group: [all_gather_single(flat(out), flat(tensor), group=group, async_op=True)],
         )
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> C10dWork:
@@ -89,6 +93,10 @@ class C10dCommunicator:
         check_shape("reduce_scatter", tensor, (self.size, *out.shape))
         return self._issue(
             Operation.REDUCE_SCATTER,
+            (
+                out,
+                tensor,
+            ),
             lambda group: [
                 reduce_scatter_single(flat(out), flat(tensor), group=group, async_op=True)
             ],
@@ -98,6 +106,7 @@ class C10dCommunicator:
         """`broadcast`."""
         return self._issue(
             Operation.BROADCAST,
+            (tensor,),
             lambda group: [
                 distributed.broadcast(tensor, group_src=source, group=group, async_op=True)
             ],
@@ -109,9 +118,11 @@ class C10dCommunicator:
         check_shape("all_to_all", out, tuple(tensor.shape))
         return self._issue(
             Operation.ALL_TO_ALL,
-            lambda group: [
-                distributed.all_to_all_single(out, tensor, group=group, async_op=True)
-            ],
+            (
+                out,
+                tensor,
+            ),
+            lambda group: [distributed.all_to_all_single(out, tensor, group=group, async_op=True)],
         )
 
     def all_to_all_uneven(
@@ -121,6 +132,10 @@ class C10dCommunicator:
         check_shape("all_to_all_uneven", out, (sum(receives), *tensor.shape[1:]))
         return self._issue(
             Operation.ALL_TO_ALL_UNEVEN,
+            (
+                out,
+                tensor,
+            ),
             lambda group: [
                 distributed.all_to_all_single(
                     out, tensor, list(receives), list(sends), group=group, async_op=True
@@ -131,13 +146,14 @@ class C10dCommunicator:
     def barrier(self) -> C10dWork:
         """`barrier`."""
         return self._issue(
-            Operation.BARRIER, lambda group: [distributed.barrier(group=group, async_op=True)]
+            Operation.BARRIER, (), lambda group: [distributed.barrier(group=group, async_op=True)]
         )
 
     def isend(self, tensor: Tensor, destination: int) -> C10dWork:
         """`isend`."""
         return self._issue(
             Operation.POINT_TO_POINT,
+            (tensor,),
             lambda group: [distributed.isend(tensor, group=group, group_dst=destination)],
             f"isend to {destination}",
         )
@@ -146,6 +162,7 @@ class C10dCommunicator:
         """`irecv`."""
         return self._issue(
             Operation.POINT_TO_POINT,
+            (tensor,),
             lambda group: [distributed.irecv(tensor, group=group, group_src=source)],
             f"irecv from {source}",
         )
@@ -164,7 +181,8 @@ class C10dCommunicator:
             ]
             return distributed.batch_isend_irecv(receives + sends) if receives + sends else []
 
-        return self._issue(Operation.EXCHANGE, issue)
+        blobs = [part.blob for part in (*round.receives, *round.sends)]
+        return self._issue(Operation.EXCHANGE, blobs, issue)
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
         """Nothing: c10d has no call that builds a link."""
@@ -195,11 +213,19 @@ class C10dCommunicator:
             ) from error
 
     def _issue(
-        self, operation: Operation, call: Callable[[ProcessGroup], list[Any]], what: str = ""
+        self,
+        operation: Operation,
+        tensors: Sequence[Tensor],
+        call: Callable[[ProcessGroup], list[Any]],
+        what: str = "",
     ) -> C10dWork:
         label = f"{what or operation.value} of {self.purpose!r}"
         if operation not in self.capabilities.operations:
             raise Unsupported(f"{label}: this library does not offer it")
+        declared = self.capabilities.reductions if operation in SUMS else self.capabilities.dtypes
+        for tensor in tensors:
+            if tensor.dtype not in declared:
+                raise Unsupported(f"{label}: {tensor.dtype} is not declared")
         group = self._open_group(label)
         try:
             native = call(group)
@@ -214,5 +240,5 @@ class C10dCommunicator:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Its elements in one dimension; as it is where it is not contiguous, for the library to say."""
+    """Its elements in one dimension; what is not contiguous is for the library to judge."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor

@@ -33,9 +33,10 @@ def open_group(
         label: different for every group of this process, the same on all its ranks.
     """
     world: Any = distributed_c10d._world
+    default_group: Any = distributed.group
     with _OPENING:
-        default, count, excepthook = distributed.group.WORLD, world.group_count, sys.excepthook
-        distributed.group.WORLD = None
+        default, count, excepthook = default_group.WORLD, world.group_count, sys.excepthook
+        default_group.WORLD = None
         # torch names the keys of a group by how many the process has made, which is the same on
         # all ranks only if every rank takes part in every group.
         world.group_count = int.from_bytes(hashlib.sha256(label.encode()).digest()[:7])
@@ -43,10 +44,10 @@ def open_group(
             distributed.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
             )
-            group: ProcessGroup = distributed.group.WORLD
+            group: ProcessGroup = default_group.WORLD
             return group
         finally:
-            distributed.group.WORLD = default
+            default_group.WORLD = default
             world.group_count, sys.excepthook = count, excepthook
 
 

@@ -22,11 +22,10 @@ from equipoise.hal.errors import BackendUnavailable
 TIMEOUT = 30.0
 """Seconds that a try may take."""
 DTYPES = (
-    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
-    + (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    + (torch.float8_e4m3fn, torch.float8_e5m2)
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
 )
-UNTRIED = frozenset({Operation.POINT_TO_POINT, Operation.EXCHANGE})
 Call = Callable[[ProcessGroup, Tensor, Tensor], Any]
 """One operation of a group of one rank; output and input, one element each."""
 SUMS: dict[Operation, Call] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from torch.distributed import DistError  # type: ignore[attr-defined]
+from torch.distributed import DistError
 
 from equipoise.hal.errors import (
     CommunicatorFailed,
@@ -20,7 +20,8 @@ from equipoise.hal.stream import Stream
 MIN_WAIT = 0.001
 """Seconds: the shortest time-out that c10d knows. Zero means to it that there is none."""
 FAILURE = re.compile(
-    r"time[d-]* ?out|connect|closed|reset by|abort|broken pipe|socket|lost|peer|shut ?down|destroyed",
+    r"time[d-]* ?out|connect|closed|reset by|abort|broken pipe|socket|lost|peer|shut ?down"
+    r"|destroyed",
     re.IGNORECASE,
 )
 """What libraries say when they fail; anything else raised at a call refuses its arguments."""
@@ -54,8 +55,9 @@ class C10dWork:
         stream.launch(lambda: self._wait(None))
 
     def result(self, timeout: float) -> None:
-        """`wait(timeout)` of c10d."""
-        self._wait(timeout)
+        """`wait(timeout)` of c10d, or `wait()` where the library's own time-out comes first: a
+        longer one would take its place."""
+        self._wait(timeout if time.monotonic() + timeout < self._expiry else None)
 
     def cancel(self) -> None:
         """Not in c10d."""
@@ -73,7 +75,7 @@ class C10dWork:
             except EquipoiseError:
                 raise
             except Exception as error:
-                self._raise_translated(error, soft=expiry is not None and expiry < self._expiry)
+                self._raise_translated(error, soft=expiry is not None)
 
     def _raise_translated(self, error: Exception, soft: bool) -> NoReturn:
         text = first_line(error)

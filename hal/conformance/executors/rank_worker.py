@@ -18,6 +18,7 @@ from typing import Any
 
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Backend, open_for_rank
+from equipoise.hal.capabilities import Operation
 from equipoise.hal.communicator import (
     Communicator,
     CommunicatorBackend,
@@ -148,7 +149,8 @@ class RankWorker:
                 began = time.monotonic()
                 communicator = place.fabric.open(f"gauge{order['number']}/{count}")
                 self._leftovers.append(communicator)
-                communicator.barrier().result(WAIT_TIMEOUT)
+                if Operation.BARRIER in communicator.capabilities.operations:
+                    communicator.barrier().result(WAIT_TIMEOUT)
             return [time.monotonic() - began]
         finally:
             accelerator.close()

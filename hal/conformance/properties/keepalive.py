@@ -22,13 +22,18 @@ from equipoise.hal.conformance.context import (
     wait_for_success,
 )
 from equipoise.hal.conformance.fixtures.comm_operations import (
+    ALL_OPS,
+    GROUP_OPS,
+    PEERS_AND_MESSAGES,
     SINGLE_WORK_OPS,
     UNCLIPPED_RANKS,
     IssuedOperation,
     clip_to_group,
     deduplicate_messages,
+    issue_operation,
     issue_step,
     issue_unmatched,
+    joint_operation,
     operations,
     several_ranks,
     thread_future,
@@ -43,9 +48,20 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     make_slot_store,
     versions_in,
 )
-from equipoise.hal.conformance.fixtures.strategies import one_common_size, programs_of, step_of
+from equipoise.hal.conformance.fixtures.strategies import (
+    offers_any,
+    one_common_size,
+    programs_of,
+    step_of,
+)
 from equipoise.hal.conformance.program import Program, Step, make_program
-from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
+from equipoise.hal.conformance.property import (
+    DeadlineLength,
+    Property,
+    PropertyScope,
+    Traits,
+    all_of,
+)
 from equipoise.hal.errors import CommunicatorFailed, ResultPending, StreamFailed
 from equipoise.hal.stream import Role
 from equipoise.hal.work import Work
@@ -217,7 +233,7 @@ def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def build(size: int, alone: Step, queries: list[Step]) -> Program:
         return make_program([alone, *queries], size)
 
-    return st.builds(build, one_common_size(traits), unmatched_steps(), _questions(1))
+    return st.builds(build, one_common_size(traits), unmatched_steps(traits), _questions(1))
 
 
 def _play_failed(ctx: RankContext, program: Program) -> Play:
@@ -273,7 +289,7 @@ HANDLES = (
         claim="done, wait and result may be called any number of times from any thread.",
         programs=_ended_programs,
         play=_play_ended,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*ALL_OPS)),
         scope=PropertyScope.GROUP,
         threads=THREADS,
     ),
@@ -284,7 +300,7 @@ HANDLES = (
         claim="Once done is true result returns at once, and everything has arrived.",
         programs=_done_programs,
         play=_play_done,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*SINGLE_WORK_OPS)),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -294,7 +310,7 @@ HANDLES = (
         claim="After a failure done is true, and result raises it to everyone who asks.",
         programs=_failed_programs,
         play=_play_failed,
-        needs=several_ranks,
+        needs=PEERS_AND_MESSAGES,
         scope=PropertyScope.GROUP,
         threads=THREADS,
         deadline=DeadlineLength.SHORT,
@@ -407,7 +423,8 @@ def _freed_check(buffer: Tensor) -> IsFreed:
 def _require_freed(ctx: RankContext, comm: Communicator, dropped: list[list[IsFreed]]) -> Play:
     """Make later calls, as many on every rank, and count the operations that are still alive."""
     for _ in range(LATER_CALLS):
-        yield from wait_for_success(ctx, comm.barrier(), "a later call")
+        later = issue_operation(ctx, comm, joint_operation(comm))
+        yield from wait_for_success(ctx, later, "a later call")
     alive = sum(not all(is_freed() for is_freed in buffers) for buffers in dropped)
     what = (
         f"{alive} of {len(dropped)} dropped works hold memory {LATER_CALLS} calls after their end"
@@ -462,7 +479,7 @@ PROPERTIES = (
         claim="An operation owns its buffers: its caller may drop them at once.",
         programs=_dropped_programs,
         play=_play_dropped,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*ALL_OPS)),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -472,7 +489,7 @@ PROPERTIES = (
         claim="Without its work an operation goes on, and its memory comes back in the end.",
         programs=_works_programs,
         play=_play_works,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*GROUP_OPS)),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -482,7 +499,7 @@ PROPERTIES = (
         claim="A work may be waited for before earlier ones, and ends with all of its batch.",
         programs=_order_programs,
         play=_play_order,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*BATCHES)),
         scope=PropertyScope.GROUP,
     ),
     *HANDLES,
