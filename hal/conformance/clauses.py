@@ -64,6 +64,7 @@ TITLES: Mapping[str, str] = {
     "K3": "done, wait and result: any number of times, order, thread",
     "K4": "works may be waited for out of order",
     "K5": "done means that result returns, or raises",
+    "K6": "dropping a Work waits for no peer",
     "P1": "isend and irecv never block the host",
     "P2": "matching is first in, first out per pair",
     "P3": "an unmatched operation fails its communicator, no other",

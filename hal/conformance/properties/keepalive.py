@@ -1,5 +1,6 @@
 """Family *keepalive*: operations own their buffers; what a work answers, and how often."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,9 +17,12 @@ from equipoise.hal.conformance.context import (
     RankContext,
     Until,
     catch,
+    control_plane,
+    gather_ballots,
     occupy_freed_memory,
     require,
     require_junk_untouched,
+    wait_for_outcome,
     wait_for_success,
 )
 from equipoise.hal.conformance.fixtures.comm_operations import (
@@ -27,6 +31,7 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     PEERS_AND_MESSAGES,
     SINGLE_WORK_OPS,
     UNCLIPPED_RANKS,
+    UNMATCHED_BYTES,
     IssuedOperation,
     clip_to_group,
     deduplicate_messages,
@@ -49,6 +54,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     versions_in,
 )
 from equipoise.hal.conformance.fixtures.strategies import (
+    offered,
     offers_any,
     one_common_size,
     programs_of,
@@ -471,6 +477,83 @@ def _play_order(ctx: RankContext, program: Program) -> Play:
     yield from wait_and_check(ctx, reversed(in_flight.values()), "K4")
 
 
+DROPPED_OPS = ("isend", "irecv", *GROUP_OPS)
+WAITED = b"waited"
+"""The ballot of a rank whose drop lasted about as long as an operation may."""
+
+
+def _peerless_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """`drop(operation, late)`: one rank comes when the others have dropped their handles."""
+    step = st.builds(
+        lambda op, late: Step("drop", (op, late)),
+        st.sampled_from(offered(traits, DROPPED_OPS)),
+        UNCLIPPED_RANKS,
+    )
+
+    def build(size: int, step: Step) -> Program:
+        return make_program([replace(step, args=(step.args[0], int(step.args[1]) % size))], size)
+
+    return st.builds(build, one_common_size(traits), step)
+
+
+def _play_peerless(ctx: RankContext, program: Program) -> Play:
+    """The late rank comes when it is told, by the store, that the others have dropped.
+
+    So a drop that waits for it lasts until the deadline of the operation, which then fails. Whether
+    it does is what is judged, and not how long a drop takes: that only tells K6 from K2.
+    """
+    comm = yield from ctx.communicator()
+    other = yield from ctx.communicator("other")
+    op, late = str(program.steps[0].args[0]), int(program.steps[0].args[1])
+    early = [rank for rank in range(ctx.size) if rank != late]
+    if op in ("isend", "irecv"):
+        early = [(late + 1) % ctx.size]
+    dropped, joint = f"{comm.purpose}/dropped", joint_operation(other)
+    if ctx.rank in early:
+        witness = issue_operation(ctx, other, joint)
+        work = _issue_with(ctx, comm, op, late)
+        yield NEXT
+        began = time.monotonic()
+        del work
+        waited = witness.done() or time.monotonic() - began > ctx.deadline / 2
+        control_plane(ctx).cast(dropped, WAITED if waited else b"")
+    else:
+        ballots = yield from gather_ballots(ctx, dropped, early)
+        if ctx.rank == late:
+            answer = {"isend": "irecv", "irecv": "isend"}.get(op, op)
+            last = _issue_with(ctx, comm, answer, early[0])
+            error = yield from wait_for_outcome(ctx, last, f"{answer}, to what was dropped")
+            blocked = WAITED in ballots
+            how = "a drop lasted until its deadline" if blocked else "a drop ended the operation"
+            what = f"rank {ctx.rank}: {answer} after the others had dropped their handles of {op}"
+            require("K6" if blocked else "K2", error is None, f"{what}: {how}: {error!r}")
+        witness = issue_operation(ctx, other, joint)
+    yield from wait_for_success(ctx, witness, f"{joint} of another communicator")
+
+
+def _issue_with(ctx: RankContext, comm: Communicator, op: str, peer: int) -> Work:
+    """Issue an operation of all ranks, or one with `peer`."""
+    if op == "isend":
+        return comm.isend(ctx.full((UNMATCHED_BYTES,), comm.rank), peer)
+    if op == "irecv":
+        return comm.irecv(ctx.empty((UNMATCHED_BYTES,)), peer)
+    return issue_operation(ctx, comm, op)
+
+
+DROPS = (
+    Property(
+        name="dropping-a-work-waits-for-no-peer",
+        family=FAMILY,
+        clauses=("K6", "K2"),
+        claim="Dropping a handle returns before the peer has come, and the operation goes on.",
+        programs=_peerless_programs,
+        play=_play_peerless,
+        needs=all_of(several_ranks, offers_any(*GROUP_OPS)),
+        scope=PropertyScope.GROUP,
+    ),
+)
+
+
 PROPERTIES = (
     Property(
         name="operations-own-their-buffers",
@@ -502,6 +585,7 @@ PROPERTIES = (
         needs=all_of(several_ranks, offers_any(*BATCHES)),
         scope=PropertyScope.GROUP,
     ),
+    *DROPS,
     *HANDLES,
     *SLOT_OPS,
 )
