@@ -8,7 +8,7 @@ from torch import distributed
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from equipoise.backends.c10d.communicator import C10dCommunicator
-from equipoise.backends.c10d.trial import Trial, try_library
+from equipoise.backends.c10d.trial import Trial, trial_of
 from equipoise.backends.common.control_plane import StoreControlPlane
 from equipoise.backends.common.tcp_store import StoreHost, connect_store
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
@@ -20,12 +20,10 @@ from equipoise.hal.support.validation import check_members
 class C10dFabric:
     """A rank's connection to all others: our control plane, and the library's groups."""
 
-    def __init__(
-        self, backend: str, rendezvous: Rendezvous, capabilities: CommunicatorCapabilities
-    ) -> None:
+    def __init__(self, backend: str, rendezvous: Rendezvous, trial: Trial) -> None:
         self._backend = backend
         self._where = rendezvous
-        self._capabilities = capabilities
+        self._trial = trial
         self._control = StoreControlPlane(rendezvous)
         # Another connection: a library may block in the store for its whole time-out.
         self._store = connect_store(rendezvous)
@@ -51,7 +49,8 @@ class C10dFabric:
             members,
             where.rank,
             where.deadline,
-            self._capabilities,
+            self._trial.capabilities,
+            self._trial.absent,
         )
         return communicator
 
@@ -78,7 +77,7 @@ class C10dBackend:
 
     @cached_property
     def _trial(self) -> Trial:
-        return try_library(self._backend)
+        return trial_of(self._backend)
 
     @property
     def capabilities(self) -> CommunicatorCapabilities:
@@ -107,7 +106,7 @@ class C10dBackend:
 
     def connect(self, rendezvous: Rendezvous) -> C10dFabric:
         """Meet the other ranks."""
-        return C10dFabric(self._backend, rendezvous, self.capabilities)
+        return C10dFabric(self._backend, rendezvous, self._trial)
 
 
 def c10d_backend(name: str) -> C10dBackend:

@@ -1,6 +1,6 @@
 """A communicator over one process group: every call is one call of `torch.distributed`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, distributed
@@ -38,6 +38,7 @@ class C10dCommunicator:
         rank: this rank's number in the run.
         deadline: seconds; the library's time-out.
         capabilities: what was learnt about the library.
+        absent: why each operation that is not offered is not.
 
     Raises:
         CommunicatorFailed: the library made no group.
@@ -52,11 +53,13 @@ class C10dCommunicator:
         rank: int,
         deadline: float,
         capabilities: CommunicatorCapabilities,
+        absent: Mapping[Operation, str],
     ) -> None:
         self.purpose = purpose
         self.rank = ranks.index(rank)
         self.size = len(ranks)
         self.capabilities = capabilities
+        self._absent = absent
         self._deadline = deadline
         label = f"{purpose}/{tuple(ranks)}"
         try:
@@ -221,7 +224,7 @@ class C10dCommunicator:
     ) -> C10dWork:
         label = f"{what or operation.value} of {self.purpose!r}"
         if operation not in self.capabilities.operations:
-            raise Unsupported(f"{label}: this library does not offer it")
+            raise Unsupported(f"{label} is not offered: {self._absent.get(operation, '')}")
         declared = self.capabilities.reductions if operation in SUMS else self.capabilities.dtypes
         for tensor in tensors:
             if tensor.dtype not in declared:

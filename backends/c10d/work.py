@@ -25,7 +25,9 @@ FAILURE = re.compile(
     re.IGNORECASE,
 )
 """What libraries say when they fail; anything else raised at a call refuses its arguments."""
-TIMEOUT = re.compile(r"time[d-]* ?out", re.IGNORECASE)
+TIMEOUT = re.compile(r"time[d-]* ?out(?! caused)", re.IGNORECASE)
+"""What they say when the operation itself has timed out. Gloo says "timeout caused pair closure" of
+one that comes after such an operation."""
 
 
 class C10dWork:
