@@ -1,6 +1,6 @@
 """A communicator over one process group: every call is one call of `torch.distributed`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, distributed
@@ -9,7 +9,7 @@ from torch.distributed import P2POp, ProcessGroup, Store  # type: ignore[attr-de
 from equipoise.backends.c10d.process_group import close_group, open_group
 from equipoise.backends.c10d.work import C10dWork, first_line, refusal_or_failure
 from equipoise.hal.capabilities import CommunicatorCapabilities, Operation
-from equipoise.hal.communicator import Exchange
+from equipoise.hal.communicator import Exchange, Rendezvous
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
 from equipoise.hal.support.validation import check_links, check_shape
 
@@ -35,10 +35,8 @@ class C10dCommunicator:
         store: where the ranks of this communicator meet.
         purpose: what it is for.
         ranks: numbers in the run of its ranks.
-        rank: this rank's number in the run.
-        deadline: seconds; the library's time-out.
-        capabilities: what was learnt about the library.
-        absent: why each operation that is not offered is not.
+        where: this rank; the deadline becomes the library's own time-out.
+        capabilities: what is declared.
 
     Raises:
         CommunicatorFailed: the library made no group.
@@ -50,21 +48,18 @@ class C10dCommunicator:
         store: Store,
         purpose: str,
         ranks: Sequence[int],
-        rank: int,
-        deadline: float,
+        where: Rendezvous,
         capabilities: CommunicatorCapabilities,
-        absent: Mapping[Operation, str],
     ) -> None:
         self.purpose = purpose
-        self.rank = ranks.index(rank)
+        self.rank = ranks.index(where.rank)
         self.size = len(ranks)
         self.capabilities = capabilities
-        self._absent = absent
-        self._deadline = deadline
+        self._deadline = where.deadline
         label = f"{purpose}/{tuple(ranks)}"
         try:
             self._group: ProcessGroup | None = open_group(
-                backend, store, self.rank, self.size, deadline, label
+                backend, store, self.rank, self.size, where.deadline, label
             )
         except Exception as error:
             raise CommunicatorFailed(
@@ -224,7 +219,7 @@ class C10dCommunicator:
     ) -> C10dWork:
         label = f"{what or operation.value} of {self.purpose!r}"
         if operation not in self.capabilities.operations:
-            raise Unsupported(f"{label} is not offered: {self._absent.get(operation, '')}")
+            raise Unsupported(f"{label}: this library does not offer it")
         declared = self.capabilities.reductions if operation in SUMS else self.capabilities.dtypes
         for tensor in tensors:
             if tensor.dtype not in declared:
