@@ -7,7 +7,8 @@ from torch import Tensor, distributed
 from torch.distributed import P2POp, ProcessGroup, Store  # type: ignore[attr-defined]
 
 from equipoise.backends.c10d.process_group import close_group, open_group
-from equipoise.backends.c10d.work import C10dWork, first_line, refusal_or_failure
+from equipoise.backends.c10d.work import C10dWork
+from equipoise.backends.common.library_errors import first_line, refusal_or_failure
 from equipoise.hal.capabilities import CommunicatorCapabilities, Operation
 from equipoise.hal.communicator import Exchange, Rendezvous
 from equipoise.hal.errors import CommunicatorFailed, Unsupported

@@ -1,33 +1,16 @@
 """The handle of an operation of `torch.distributed`, translated."""
 
-import re
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
-from torch.distributed import DistError
-
-from equipoise.hal.errors import (
-    CommunicatorFailed,
-    EquipoiseError,
-    OperationTimeout,
-    ResultPending,
-    Unsupported,
-)
+from equipoise.backends.common.library_errors import wait_error
+from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
 MIN_WAIT = 0.001
 """Seconds: the shortest time-out that c10d knows. Zero means to it that there is none."""
-FAILURE = re.compile(
-    r"time[d-]* ?out|connect|closed|reset by|abort|broken pipe|socket|lost|peer|shut ?down"
-    r"|destroyed",
-    re.IGNORECASE,
-)
-"""What libraries say when they fail; anything else raised at a call refuses its arguments."""
-TIMEOUT = re.compile(r"time[d-]* ?out(?! caused)", re.IGNORECASE)
-"""What they say when the operation itself has timed out. Gloo says "timeout caused pair closure" of
-one that comes after such an operation."""
 
 
 class C10dWork:
@@ -74,29 +57,5 @@ class C10dWork:
                     work.wait()
                 else:
                     work.wait(timedelta(seconds=max(expiry - time.monotonic(), MIN_WAIT)))
-            except EquipoiseError:
-                raise
             except Exception as error:
-                self._raise_translated(error, soft=expiry is not None)
-
-    def _raise_translated(self, error: Exception, soft: bool) -> NoReturn:
-        text = first_line(error)
-        if not TIMEOUT.search(text):
-            raise CommunicatorFailed(f"{self._label} failed: {text}") from error
-        if soft:  # the caller's time-out has passed, not yet the operation's
-            raise ResultPending(f"{self._label} has not ended: {text}") from error
-        raise OperationTimeout(f"{self._label} passed its deadline: {text}") from error
-
-
-def refusal_or_failure(label: str, error: Exception) -> EquipoiseError:
-    """What an error that was raised at a call means: `Unsupported` or `CommunicatorFailed`."""
-    text = first_line(error)
-    if isinstance(error, DistError) or FAILURE.search(text):
-        return CommunicatorFailed(f"{label} failed: {text}")
-    return Unsupported(f"{label} is refused: {type(error).__name__}: {text}")
-
-
-def first_line(error: Exception) -> str:
-    """The first line of its text: libraries append stacks."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+                raise wait_error(self._label, error, soft=expiry is not None) from error
