@@ -15,7 +15,7 @@ from equipoise.hal.errors import (
 
 FAILURE = re.compile(
     r"time[d-]* ?out|connect|closed|reset by|abort|broken pipe|socket|lost|peer|shut ?down"
-    r"|destroyed",
+    r"|destroyed|not initialized|faulty rank|while waiting",
     re.IGNORECASE,
 )
 """What libraries say when they fail; anything else raised at a call refuses its arguments."""
