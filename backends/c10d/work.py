@@ -9,8 +9,9 @@ from equipoise.backends.common.library_errors import wait_error
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
-MIN_WAIT = 0.001
-"""Seconds: the shortest time-out that c10d knows. Zero means to it that there is none."""
+MIN_WAIT = 0.1
+"""Seconds of a wait that must not wait. Zero means to c10d that there is no time-out, and a library
+that keeps its groups in processes of their own has to ask there."""
 
 
 class C10dWork:

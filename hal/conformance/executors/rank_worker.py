@@ -35,6 +35,9 @@ from equipoise.hal.conformance.program import Case, case_from_json
 from equipoise.hal.conformance.subject import describe_error
 from equipoise.hal.errors import CommunicatorError, ControlError, Violation
 
+WAIT_SLACK = 5.0
+"""Seconds beyond the deadline of an operation that a wait for its end may take: where opening takes
+long, a short deadline is long."""
 RankRequest = dict[str, Any]
 RankReply = dict[str, Any]
 
@@ -172,7 +175,7 @@ def _rank_context(
         accelerator=environment.accelerator,
         fabric=environment.fabric,
         deadline=where.deadline,
-        timeout=WAIT_TIMEOUT,
+        timeout=max(WAIT_TIMEOUT, where.deadline + WAIT_SLACK),
         environment=environment,
     )
 
