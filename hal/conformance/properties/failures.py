@@ -295,9 +295,10 @@ def _messages() -> st.SearchStrategy[Step]:
 
 def _soft_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Messages, and collectives `op(elements, rank)` to which one rank comes late."""
+    late_ops = offered(traits, LATE_COLLECTIVES)
     joint = st.builds(
         lambda op, count, late: Step(op, (count, late)),
-        st.sampled_from(offered(traits, LATE_COLLECTIVES)),
+        st.sampled_from(late_ops) if late_ops else st.nothing(),
         st.sampled_from(ELEMENT_COUNTS),
         UNCLIPPED_RANKS,
     )

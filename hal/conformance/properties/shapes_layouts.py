@@ -329,6 +329,9 @@ class _UnsupportedCalls:
         size = self.group.size
         if op == "barrier":
             self.group.barrier()
+        elif op == "exchange":
+            blob = PeerBuffer((self.group.rank + 1) % size, self.operands.output((4,), torch.uint8))
+            self.group.exchange(Exchange((blob,), ()))
         elif op == "all_to_all_uneven":
             tensor, out = (self.operands.output((size, 2), torch.uint8) for _ in range(2))
             self.group.all_to_all_uneven(out, tensor, [1] * size, [1] * size)
