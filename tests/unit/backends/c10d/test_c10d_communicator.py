@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from equipoise.backends.c10d.backend import c10d_backend
 from equipoise.backends.c10d.communicator import C10dCommunicator
@@ -106,7 +106,7 @@ def test_cancel_is_unsupported() -> None:
 
 def test_group_of_one_gives_definitions(alone: C10dCommunicator) -> None:
     tensor = torch.arange(6, dtype=torch.int32).view(1, 2, 3)
-    calls = [
+    calls: list[Callable[[torch.Tensor], C10dWork]] = [
         lambda out: alone.all_gather(out, tensor[0]),
         lambda out: alone.reduce_scatter(out[0], tensor),
         lambda out: alone.all_to_all(out, tensor),

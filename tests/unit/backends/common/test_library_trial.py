@@ -40,7 +40,7 @@ class Alone:
 
 
 def test_trial_declares_what_one_rank_can_do() -> None:
-    trial = try_library("cpu", lambda _: Alone())  # type: ignore[arg-type,return-value]
+    trial = try_library("cpu", lambda _: Alone())
     assert trial.absent.keys() == {Operation.ALL_GATHER, Operation.CANCEL}
     assert trial.absent[Operation.ALL_GATHER] == "all_gather is not supported"
     assert trial.dtypes == trial.reductions == frozenset(DTYPES) - {torch.int16}
@@ -54,19 +54,19 @@ def test_trial_goes_on_with_a_new_group_after_a_failure() -> None:
         opened.append(number)
         return Alone()
 
-    try_library("cpu", open_alone)  # type: ignore[arg-type]
+    try_library("cpu", open_alone)
     # one for each dtype of all_gather, one for int16 of each other operation, one after the abort
     assert len(opened) == 1 + len(DTYPES) + 5 + 1
     assert opened == sorted(set(opened))
 
 
 def test_abort_counts_if_it_ends_the_group() -> None:
-    assert try_library("cpu", lambda _: Alone()).abort  # type: ignore[arg-type,return-value]
-    idle = try_library("cpu", lambda _: Alone(aborts=False))  # type: ignore[arg-type,return-value]
+    assert try_library("cpu", lambda _: Alone()).abort
+    idle = try_library("cpu", lambda _: Alone(aborts=False))
     assert not idle.abort
 
 
 def test_device_decides_what_is_promised() -> None:
-    trial = try_library("cpu", lambda _: Alone())  # type: ignore[arg-type,return-value]
+    trial = try_library("cpu", lambda _: Alone())
     declared = trial.capabilities
     assert (declared.stream_ordered, declared.independent_groups) == (False, True)
