@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from equipoise.hal.capabilities import Available as Available
     from equipoise.hal.capabilities import Capabilities as Capabilities
     from equipoise.hal.capabilities import CommunicatorCapabilities as CommunicatorCapabilities
+    from equipoise.hal.capabilities import Operation as Operation
     from equipoise.hal.capabilities import SlotFormat as SlotFormat
     from equipoise.hal.capabilities import Unavailable as Unavailable
     from equipoise.hal.communicator import Communicator as Communicator
@@ -63,6 +64,7 @@ HOMES = {
         "Available",
         "Capabilities",
         "CommunicatorCapabilities",
+        "Operation",
         "SlotFormat",
         "Unavailable",
     ),

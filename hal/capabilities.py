@@ -42,11 +42,30 @@ class Capabilities:
     slot_formats: frozenset[SlotFormat] = frozenset({SlotFormat.STRIDED})
 
 
+class Operation(StrEnum):
+    """What a communicator may offer; one that is not declared raises `Unsupported` at the call."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "all_to_all"
+    ALL_TO_ALL_UNEVEN = "all_to_all_uneven"
+    BARRIER = "barrier"
+    POINT_TO_POINT = "point_to_point"
+    """`isend` and `irecv`."""
+    EXCHANGE = "exchange"
+    CANCEL = "cancel"
+    """`Work.cancel`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommunicatorCapabilities:
     """What a communicator can do beyond the required clauses.
 
     Attributes:
+        operations: what it offers. All, unless a backend says otherwise: the balancer and the
+            pipeline need each of them; only what is judged as it is lacks any.
         stream_ordered: operations are ordered after what was launched on the current stream;
             false: the host must have synchronised the inputs.
         independent_groups: two communicators progress independently of each other.
@@ -57,6 +76,7 @@ class CommunicatorCapabilities:
         reductions: the element types that can be summed.
     """
 
+    operations: frozenset[Operation] = frozenset(Operation)
     stream_ordered: bool = False
     independent_groups: bool = False
     abort: bool = False

@@ -1,4 +1,4 @@
-"""Backends by name: entry points of installed distributions, or PACKAGE:OBJECT."""
+"""Backends by name: entry points of installed distributions, PACKAGE:OBJECT, or FAMILY:NAME."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 ACCELERATORS = "equipoise.accelerators"
 COMMUNICATORS = "equipoise.communicators"
+COMMUNICATOR_FAMILIES = "equipoise.communicator_families"
+"""Entry points that take a name and return a `CommunicatorBackend`: FAMILY:NAME."""
 T = TypeVar("T")
 
 
@@ -44,7 +46,11 @@ def accelerator(name: str) -> "Backend":
 
 
 def communicator(name: str) -> "CommunicatorBackend":
-    """The communicator backend called `name`; raises as `accelerator` does."""
+    """The communicator backend called `name`, or named as PACKAGE:OBJECT or FAMILY:NAME.
+
+    A family is one of the entry points of `equipoise.communicator_families`; it is called with
+    everything after its colon. Raises as `accelerator` does.
+    """
     from equipoise.hal.communicator import CommunicatorBackend
 
     return _find(COMMUNICATORS, name, CommunicatorBackend)  # type: ignore[type-abstract]
@@ -80,10 +86,14 @@ def _difference(backend: object, kind: type) -> str:
 def _load(group: str, name: str) -> object:
     if ":" in name:
         module, _, attribute = name.partition(":")
+        if group == COMMUNICATORS:
+            for point in entry_points(group=COMMUNICATOR_FAMILIES, name=module):
+                return point.load()(attribute)
         return getattr(import_module(module), attribute)
     for point in entry_points(group=group, name=name):
         return point.load()
+    families = names(COMMUNICATOR_FAMILIES) if group == COMMUNICATORS else ()
+    ways = " or ".join(["PACKAGE:OBJECT", *(f"{family}:NAME" for family in families)])
     raise BackendUnavailable(
-        f"unknown {_noun(group)} {name!r}; known: {', '.join(names(group)) or 'none'} "
-        "(or PACKAGE:OBJECT)"
+        f"unknown {_noun(group)} {name!r}; known: {', '.join(names(group)) or 'none'} (or {ways})"
     )

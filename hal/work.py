@@ -10,8 +10,8 @@ class Work(Protocol):
     """An operation in flight.
 
     It owns its buffers until the operation has ended, however early the caller drops it
-    (clauses K1, K2). Every method may be called any number of times, in any order, from any
-    thread (K3).
+    (clauses K1, K2), and dropping it blocks the host for no peer (K6). Every method may be called
+    any number of times, in any order, from any thread (K3).
     """
 
     def done(self) -> bool:

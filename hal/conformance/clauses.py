@@ -65,6 +65,7 @@ TITLES: Mapping[str, str] = {
     "K3": "done, wait and result: any number of times, order, thread",
     "K4": "works may be waited for out of order",
     "K5": "done means that result returns, or raises",
+    "K6": "dropping a Work waits for no peer",
     "P1": "isend and irecv never block the host",
     "P2": "matching is first in, first out per pair",
     "P3": "an unmatched operation fails its communicator, no other",
@@ -161,7 +162,7 @@ class Level(StrEnum):
 
 
 _CORE = """
-    A1 A3 A4 A5 A6 A7 A8 A10 A11 A13 K1 K2 K3 K4 K5 P1 P2 P4 P6 S1 S2 S3 S4 S5 D1 D3 D4
+    A1 A3 A4 A5 A6 A7 A8 A10 A11 A13 K1 K2 K3 K4 K5 K6 P1 P2 P4 P6 S1 S2 S3 S4 S5 D1 D3 D4
     G4 G5 G6 G8 G10 G11 G12 G13 X1 X2 X4 X5 C1 C2 C4 C9 B1 B2 B4 B5 B6 B10 R1 R2 R3 R4
 """
 _FAULT = "P3 E1 E2 E3 E4 E5 E7 E10 E11 X3 X8 L6 C3 C5 C6 C7 C8"

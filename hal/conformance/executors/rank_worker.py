@@ -18,6 +18,7 @@ from typing import Any
 
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Backend, open_for_rank
+from equipoise.hal.capabilities import Operation
 from equipoise.hal.communicator import (
     Communicator,
     CommunicatorBackend,
@@ -34,6 +35,9 @@ from equipoise.hal.conformance.program import Case, case_from_json
 from equipoise.hal.conformance.subject import describe_error
 from equipoise.hal.errors import CommunicatorError, ControlError, Violation
 
+WAIT_SLACK = 5.0
+"""Seconds beyond the deadline of an operation that a wait for its end may take: where opening takes
+long, a short deadline is long."""
 RankRequest = dict[str, Any]
 RankReply = dict[str, Any]
 
@@ -148,7 +152,8 @@ class RankWorker:
                 began = time.monotonic()
                 communicator = place.fabric.open(f"gauge{order['number']}/{count}")
                 self._leftovers.append(communicator)
-                communicator.barrier().result(WAIT_TIMEOUT)
+                if Operation.BARRIER in communicator.capabilities.operations:
+                    communicator.barrier().result(WAIT_TIMEOUT)
             return [time.monotonic() - began]
         finally:
             accelerator.close()
@@ -170,7 +175,7 @@ def _rank_context(
         accelerator=environment.accelerator,
         fabric=environment.fabric,
         deadline=where.deadline,
-        timeout=WAIT_TIMEOUT,
+        timeout=max(WAIT_TIMEOUT, where.deadline + WAIT_SLACK),
         environment=environment,
     )
 

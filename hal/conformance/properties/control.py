@@ -21,7 +21,7 @@ from equipoise.hal.conformance.context import (
 )
 from equipoise.hal.conformance.fixtures.collectives import parse_shape, shape_text
 from equipoise.hal.conformance.fixtures.comm_operations import several_ranks
-from equipoise.hal.conformance.fixtures.strategies import common_sizes, programs_by_size
+from equipoise.hal.conformance.fixtures.strategies import common_sizes, offers, programs_by_size
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.control_checked_mode import CHECKED_MODE
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
@@ -458,6 +458,7 @@ PROPERTIES = (
         claim="While every rank beats, none is reported lost, whatever it does or waits for.",
         programs=_heartbeat_programs,
         play=_play_heartbeats,
+        needs=offers("barrier"),
         scope=PropertyScope.GROUP,
     ),
     Property(

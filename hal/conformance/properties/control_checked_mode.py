@@ -28,6 +28,7 @@ from equipoise.hal.conformance.fixtures.collectives import (
 from equipoise.hal.conformance.fixtures.strategies import (
     any_collective_step,
     common_sizes,
+    offers_any,
     programs_by_size,
 )
 from equipoise.hal.conformance.program import Program, Step, make_program
@@ -202,6 +203,7 @@ CHECKED_MODE = (
         claim="Checked ranks that issue different operations all raise, naming every rank's.",
         programs=_programs,
         play=_play,
+        needs=offers_any(*OPS),
         scope=PropertyScope.GROUP,
     ),
 )

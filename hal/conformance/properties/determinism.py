@@ -28,6 +28,7 @@ from equipoise.hal.conformance.fixtures.collectives import (
 from equipoise.hal.conformance.fixtures.strategies import (
     any_collective_step,
     common_sizes,
+    offers_any,
     programs_by_size,
 )
 from equipoise.hal.conformance.program import Program, make_program
@@ -187,6 +188,7 @@ PROPERTIES = (
         programs=_sums,
         play=_play_sums,
         judge=_judge_sums,
+        needs=offers_any(*REDUCE_OPS),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -196,6 +198,7 @@ PROPERTIES = (
         claim="What is no number, and counters beyond 2**53, arrive as they were sent.",
         programs=_copies,
         play=_play_copies,
+        needs=offers_any(*COPY_OPS),
         scope=PropertyScope.GROUP,
     ),
 )

@@ -10,6 +10,7 @@ from functools import partial
 from hypothesis import strategies as st
 from torch import Tensor
 
+from equipoise.hal.capabilities import Operation
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.conformance.context import (
     NEXT,
@@ -29,6 +30,7 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     ELEMENT_COUNTS,
     GROUP_OPS,
     NEXT_RANK_OPS,
+    PEERS_AND_MESSAGES,
     UNCLIPPED_RANKS,
     UNMATCHED_BYTES,
     WARM_STEP,
@@ -38,6 +40,7 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     issue_operation,
     issue_step,
     issue_unmatched,
+    joint_operation,
     operations,
     optional_warm_step,
     several_ranks,
@@ -45,9 +48,20 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     wait_and_check,
     warm_links,
 )
-from equipoise.hal.conformance.fixtures.strategies import one_common_size
+from equipoise.hal.conformance.fixtures.strategies import (
+    offered,
+    offers_any,
+    one_common_size,
+    operation_of,
+)
 from equipoise.hal.conformance.program import Program, Step, make_program
-from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
+from equipoise.hal.conformance.property import (
+    DeadlineLength,
+    Property,
+    PropertyScope,
+    Traits,
+    all_of,
+)
 from equipoise.hal.errors import (
     CommunicatorFailed,
     EquipoiseError,
@@ -65,7 +79,7 @@ WAITING_ROLE, LATE_ROLE = Role.AUX, Role.COPY
 def _stream_release_support(traits: Traits) -> str | None:
     """On a device that cannot end an operation, a stream that waits for it is blocked for good."""
     on_device = traits.comm_capabilities.stream_ordered and not traits.comm_capabilities.abort
-    return several_ranks(traits) or ("abort" if on_device else None)
+    return PEERS_AND_MESSAGES(traits) or ("abort" if on_device else None)
 
 
 def _failed_wait_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -74,7 +88,7 @@ def _failed_wait_programs(traits: Traits) -> st.SearchStrategy[Program]:
     Not a round: each rank answers in its own way what it expects, so that what no rank sends can
     still meet something else, and end in an error of the device, which the stream never loses.
     """
-    alone = unmatched_steps().filter(lambda step: step.args[0] != "exchange")
+    alone = unmatched_steps(traits).filter(lambda step: step.args[0] != "exchange")
     after = st.lists(st.sampled_from((Step("launch"), Step("record"))), max_size=3)
     return st.builds(
         lambda size, alone, steps: make_program([alone, *steps], size),
@@ -174,7 +188,7 @@ def _play_close(ctx: RankContext, program: Program) -> Play:
     comm.close()
     junk = occupy_freed_memory(ctx, *sizes)
     yield NEXT
-    refused = catch(lambda: issue_operation(ctx, comm, "barrier"), CommunicatorFailed)
+    refused = catch(lambda: issue_operation(ctx, comm, joint_operation(comm)), CommunicatorFailed)
     require("E5", refused, f"rank {ctx.rank}: issued on a communicator that was closed")
     for work in works:
         error = catch(lambda work=work: work.result(ctx.timeout), EquipoiseError)  # type: ignore[misc]
@@ -211,12 +225,12 @@ def _require_threads_ended(ctx: RankContext, before: set[threading.Thread]) -> N
 
 
 def _abort_support(traits: Traits) -> str | None:
-    return several_ranks(traits) or (None if traits.comm_capabilities.abort else "abort")
+    return PEERS_AND_MESSAGES(traits) or (None if traits.comm_capabilities.abort else "abort")
 
 
 def _abort_programs(traits: Traits) -> st.SearchStrategy[Program]:
     return st.builds(
-        lambda n, step: make_program([step], n), one_common_size(traits), unmatched_steps()
+        lambda n, step: make_program([step], n), one_common_size(traits), unmatched_steps(traits)
     )
 
 
@@ -229,7 +243,7 @@ def _play_abort(ctx: RankContext, program: Program) -> Play:
     what = f"rank {ctx.rank}: {op} that was aborted ended with {error!r}"
     require("E8", isinstance(error, CommunicatorFailed), what)
     require("E8", not isinstance(error, OperationTimeout), f"{what}: only its deadline ended it")
-    refused = catch(lambda: issue_operation(ctx, comm, "barrier"), CommunicatorFailed)
+    refused = catch(lambda: issue_operation(ctx, comm, joint_operation(comm)), CommunicatorFailed)
     require("E8", refused, f"rank {ctx.rank}: issued on a communicator that was aborted")
 
 
@@ -241,7 +255,7 @@ ENDS = (
         claim="close returns, later calls raise, waits end, no thread and no late write is left.",
         programs=_close_programs,
         play=_play_close,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*GROUP_OPS)),
         scope=PropertyScope.GROUP,
         deadline=DeadlineLength.SHORT,
     ),
@@ -281,13 +295,15 @@ def _messages() -> st.SearchStrategy[Step]:
 
 def _soft_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Messages, and collectives `op(elements, rank)` to which one rank comes late."""
+    late_ops = offered(traits, LATE_COLLECTIVES)
     joint = st.builds(
         lambda op, count, late: Step(op, (count, late)),
-        st.sampled_from(LATE_COLLECTIVES),
+        st.sampled_from(late_ops) if late_ops else st.nothing(),
         st.sampled_from(ELEMENT_COUNTS),
         UNCLIPPED_RANKS,
     )
-    step_lists = st.lists(_messages() | joint, min_size=1, max_size=MAX_SOFT_STEPS)
+    messages = _messages() if offered(traits, ("message",)) else st.nothing()
+    step_lists = st.lists(messages | joint, min_size=1, max_size=MAX_SOFT_STEPS)
 
     def build(size: int, first: list[Step], steps: list[Step]) -> Program:
         shared = [_clip_late_rank(step, size) for step in steps if step.op == "message" or size > 1]
@@ -359,6 +375,11 @@ def _give_up(
     return replace(transfer, operands=()), sizes
 
 
+def _cancel_support(traits: Traits) -> str | None:
+    declared = Operation.CANCEL in traits.comm_capabilities.operations
+    return PEERS_AND_MESSAGES(traits) or (None if declared else "operations: cancel")
+
+
 def _cancel_programs(traits: Traits) -> st.SearchStrategy[Program]:
     return st.builds(
         lambda n, step: make_program(clip_to_group([step], n), n),
@@ -379,7 +400,9 @@ def _play_cancel(ctx: RankContext, program: Program) -> Play:
         control_plane(ctx).cast(cancelled, b"")
         yield NEXT
         _require_cancelled(ctx, work)
-        refusal = catch(lambda: issue_operation(ctx, comm, "barrier"), CommunicatorFailed)
+        refusal = catch(
+            lambda: issue_operation(ctx, comm, joint_operation(comm)), CommunicatorFailed
+        )
         require("E4", refusal, f"rank {ctx.rank}: issued after a cancel as if nothing had happened")
         yield from gather_ballots(ctx, ended, [other])
         _require_cancelled(ctx, work)
@@ -417,7 +440,7 @@ GIVING_UP = (
         claim="result(timeout) raises ResultPending; the operation lives on and owns its buffers.",
         programs=_soft_programs,
         play=_play_soft,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any("message", *LATE_COLLECTIVES)),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -427,7 +450,7 @@ GIVING_UP = (
         claim="A cancel ends the operation at once; nobody reads or writes memory that was freed.",
         programs=_cancel_programs,
         play=_play_cancel,
-        needs=several_ranks,
+        needs=_cancel_support,
         scope=PropertyScope.GROUP,
         deadline=DeadlineLength.SHORT,
     ),
@@ -435,15 +458,16 @@ GIVING_UP = (
 
 
 MAX_OPERATIONS = 3
-PROBE_STEP = Step("all_reduce", (UNMATCHED_BYTES,))
-"""What must still work on a communicator that has nothing to do with the failure."""
+PROBE_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""One of them must still work on a communicator that has nothing to do with the failure."""
 
 
 def _unmatched_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """`lonely(...)`, sound traffic on another communicator, and `later(op)` after the failure;
     perhaps between ranks that have links."""
     later = st.builds(
-        lambda op: Step("later", (op,)), st.sampled_from((*NEXT_RANK_OPS, *GROUP_OPS))
+        lambda op: Step("later", (op,)),
+        st.sampled_from(offered(traits, (*NEXT_RANK_OPS, *GROUP_OPS))),
     )
     sound, after = (
         st.lists(operations(traits), max_size=MAX_OPERATIONS),
@@ -458,7 +482,7 @@ def _unmatched_programs(traits: Traits) -> st.SearchStrategy[Program]:
         )
 
     return st.builds(
-        build, one_common_size(traits), optional_warm_step(), unmatched_steps(), sound, after
+        build, one_common_size(traits), optional_warm_step(), unmatched_steps(traits), sound, after
     )
 
 
@@ -481,8 +505,14 @@ def _play_unmatched(ctx: RankContext, program: Program) -> Play:
             _require_refusal(ctx, broken, str(step.args[0]))
             yield NEXT
     yield from _require_other_communicator_works(
-        ctx, [issue_step(ctx, sound, PROBE_STEP, len(program.steps))]
+        ctx, [issue_step(ctx, sound, _probe_step(sound), len(program.steps))]
     )
+
+
+def _probe_step(comm: Communicator) -> Step:
+    declared = comm.capabilities.operations
+    op = next(op for op in PROBE_OPS if operation_of(op) in declared)
+    return Step(op, (UNMATCHED_BYTES,))
 
 
 def _require_named_failure(ctx: RankContext, broken: Communicator, op: str, work: Work) -> Play:
@@ -511,7 +541,7 @@ def _require_other_communicator_works(
 
 
 def _rebuild_support(traits: Traits) -> str | None:
-    return several_ranks(traits) or (None if traits.comm_capabilities.rebuild else "rebuild")
+    return PEERS_AND_MESSAGES(traits) or (None if traits.comm_capabilities.rebuild else "rebuild")
 
 
 def _rebuild_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -570,7 +600,7 @@ PROPERTIES = (
         claim="Every rank's wait ends with an error that names operation and purpose.",
         programs=_unmatched_programs,
         play=_play_unmatched,
-        needs=several_ranks,
+        needs=all_of(PEERS_AND_MESSAGES, offers_any(*PROBE_OPS)),
         scope=PropertyScope.GROUP,
         deadline=DeadlineLength.SHORT,
     ),

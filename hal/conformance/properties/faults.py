@@ -29,6 +29,7 @@ from equipoise.hal.conformance.context import (
     require_equal,
     wait_for_outcome,
 )
+from equipoise.hal.conformance.fixtures.strategies import offered, offers
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.control_plane import ControlPlane
@@ -61,10 +62,11 @@ class RankOperation:
 def operation_steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
     """Any step that this communicator can do, for that many ranks."""
     summed = REDUCE_OPS if torch.int64 in traits.comm_capabilities.reductions else ()
+    ops = offered(traits, (*summed, *OTHER_OPS))
     rank = st.integers(0, size - 1)
     argument_parts = st.tuples(st.integers(1, 64), rank, st.integers(1, size - 1))
     args = argument_parts.map(lambda a: (a[0], a[1], (a[1] + a[2]) % size))
-    return st.builds(Step, st.sampled_from((*summed, *OTHER_OPS)), args)
+    return st.builds(Step, st.sampled_from(ops), args)
 
 
 def rank_operations(
@@ -402,6 +404,11 @@ def _several_ranks(traits: Traits) -> str | None:
     return None if max(traits.group_sizes) > 1 else "several ranks"
 
 
+def _spared_sum(traits: Traits) -> str | None:
+    """Requires the sum that shows that another communicator still works."""
+    return _several_ranks(traits) or offers("all_reduce")(traits)
+
+
 FAULTS = Property(
     name="a-fault-ends-what-depends-on-it-and-nothing-else",
     family="faults",
@@ -409,7 +416,7 @@ FAULTS = Property(
     claim="A rank that is killed, stopped, late or misses an operation ends only what needs it.",
     programs=fault_programs,
     play=_play,
-    needs=_several_ranks,
+    needs=_spared_sum,
     scope=PropertyScope.GROUP,
     deadline=DeadlineLength.SHORT,
     lost_ranks=lambda program: fault_plan(program).lost,

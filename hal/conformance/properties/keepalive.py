@@ -1,5 +1,6 @@
 """Family *keepalive*: operations own their buffers; what a work answers, and how often."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,19 +17,28 @@ from equipoise.hal.conformance.context import (
     RankContext,
     Until,
     catch,
+    control_plane,
+    gather_ballots,
     occupy_freed_memory,
     require,
     require_junk_untouched,
+    wait_for_outcome,
     wait_for_success,
 )
 from equipoise.hal.conformance.fixtures.comm_operations import (
+    ALL_OPS,
+    GROUP_OPS,
+    PEERS_AND_MESSAGES,
     SINGLE_WORK_OPS,
     UNCLIPPED_RANKS,
+    UNMATCHED_BYTES,
     IssuedOperation,
     clip_to_group,
     deduplicate_messages,
+    issue_operation,
     issue_step,
     issue_unmatched,
+    joint_operation,
     operations,
     several_ranks,
     thread_future,
@@ -43,9 +53,21 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     make_slot_store,
     versions_in,
 )
-from equipoise.hal.conformance.fixtures.strategies import one_common_size, programs_of, step_of
+from equipoise.hal.conformance.fixtures.strategies import (
+    offered,
+    offers_any,
+    one_common_size,
+    programs_of,
+    step_of,
+)
 from equipoise.hal.conformance.program import Program, Step, make_program
-from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
+from equipoise.hal.conformance.property import (
+    DeadlineLength,
+    Property,
+    PropertyScope,
+    Traits,
+    all_of,
+)
 from equipoise.hal.errors import CommunicatorFailed, ResultPending, StreamFailed
 from equipoise.hal.stream import Role
 from equipoise.hal.work import Work
@@ -217,7 +239,7 @@ def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def build(size: int, alone: Step, queries: list[Step]) -> Program:
         return make_program([alone, *queries], size)
 
-    return st.builds(build, one_common_size(traits), unmatched_steps(), _questions(1))
+    return st.builds(build, one_common_size(traits), unmatched_steps(traits), _questions(1))
 
 
 def _play_failed(ctx: RankContext, program: Program) -> Play:
@@ -273,7 +295,7 @@ HANDLES = (
         claim="done, wait and result may be called any number of times from any thread.",
         programs=_ended_programs,
         play=_play_ended,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*ALL_OPS)),
         scope=PropertyScope.GROUP,
         threads=THREADS,
     ),
@@ -284,7 +306,7 @@ HANDLES = (
         claim="Once done is true result returns at once, and everything has arrived.",
         programs=_done_programs,
         play=_play_done,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*SINGLE_WORK_OPS)),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -294,7 +316,7 @@ HANDLES = (
         claim="After a failure done is true, and result raises it to everyone who asks.",
         programs=_failed_programs,
         play=_play_failed,
-        needs=several_ranks,
+        needs=PEERS_AND_MESSAGES,
         scope=PropertyScope.GROUP,
         threads=THREADS,
         deadline=DeadlineLength.SHORT,
@@ -407,7 +429,8 @@ def _freed_check(buffer: Tensor) -> IsFreed:
 def _require_freed(ctx: RankContext, comm: Communicator, dropped: list[list[IsFreed]]) -> Play:
     """Make later calls, as many on every rank, and count the operations that are still alive."""
     for _ in range(LATER_CALLS):
-        yield from wait_for_success(ctx, comm.barrier(), "a later call")
+        later = issue_operation(ctx, comm, joint_operation(comm))
+        yield from wait_for_success(ctx, later, "a later call")
     alive = sum(not all(is_freed() for is_freed in buffers) for buffers in dropped)
     what = (
         f"{alive} of {len(dropped)} dropped works hold memory {LATER_CALLS} calls after their end"
@@ -454,6 +477,83 @@ def _play_order(ctx: RankContext, program: Program) -> Play:
     yield from wait_and_check(ctx, reversed(in_flight.values()), "K4")
 
 
+DROPPED_OPS = ("isend", "irecv", *GROUP_OPS)
+WAITED = b"waited"
+"""The ballot of a rank whose drop lasted about as long as an operation may."""
+
+
+def _peerless_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """`drop(operation, late)`: one rank comes when the others have dropped their handles."""
+    step = st.builds(
+        lambda op, late: Step("drop", (op, late)),
+        st.sampled_from(offered(traits, DROPPED_OPS)),
+        UNCLIPPED_RANKS,
+    )
+
+    def build(size: int, step: Step) -> Program:
+        return make_program([replace(step, args=(step.args[0], int(step.args[1]) % size))], size)
+
+    return st.builds(build, one_common_size(traits), step)
+
+
+def _play_peerless(ctx: RankContext, program: Program) -> Play:
+    """The late rank comes when it is told, by the store, that the others have dropped.
+
+    So a drop that waits for it lasts until the deadline of the operation, which then fails. Whether
+    it does is what is judged, and not how long a drop takes: that only tells K6 from K2.
+    """
+    comm = yield from ctx.communicator()
+    other = yield from ctx.communicator("other")
+    op, late = str(program.steps[0].args[0]), int(program.steps[0].args[1])
+    early = [rank for rank in range(ctx.size) if rank != late]
+    if op in ("isend", "irecv"):
+        early = [(late + 1) % ctx.size]
+    dropped, joint = f"{comm.purpose}/dropped", joint_operation(other)
+    if ctx.rank in early:
+        witness = issue_operation(ctx, other, joint)
+        work = _issue_with(ctx, comm, op, late)
+        yield NEXT
+        began = time.monotonic()
+        del work
+        waited = witness.done() or time.monotonic() - began > ctx.deadline / 2
+        control_plane(ctx).cast(dropped, WAITED if waited else b"")
+    else:
+        ballots = yield from gather_ballots(ctx, dropped, early)
+        if ctx.rank == late:
+            answer = {"isend": "irecv", "irecv": "isend"}.get(op, op)
+            last = _issue_with(ctx, comm, answer, early[0])
+            error = yield from wait_for_outcome(ctx, last, f"{answer}, to what was dropped")
+            blocked = WAITED in ballots
+            how = "a drop lasted until its deadline" if blocked else "a drop ended the operation"
+            what = f"rank {ctx.rank}: {answer} after the others had dropped their handles of {op}"
+            require("K6" if blocked else "K2", error is None, f"{what}: {how}: {error!r}")
+        witness = issue_operation(ctx, other, joint)
+    yield from wait_for_success(ctx, witness, f"{joint} of another communicator")
+
+
+def _issue_with(ctx: RankContext, comm: Communicator, op: str, peer: int) -> Work:
+    """Issue an operation of all ranks, or one with `peer`."""
+    if op == "isend":
+        return comm.isend(ctx.full((UNMATCHED_BYTES,), comm.rank), peer)
+    if op == "irecv":
+        return comm.irecv(ctx.empty((UNMATCHED_BYTES,)), peer)
+    return issue_operation(ctx, comm, op)
+
+
+DROPS = (
+    Property(
+        name="dropping-a-work-waits-for-no-peer",
+        family=FAMILY,
+        clauses=("K6", "K2"),
+        claim="Dropping a handle returns before the peer has come, and the operation goes on.",
+        programs=_peerless_programs,
+        play=_play_peerless,
+        needs=all_of(several_ranks, offers_any(*GROUP_OPS)),
+        scope=PropertyScope.GROUP,
+    ),
+)
+
+
 PROPERTIES = (
     Property(
         name="operations-own-their-buffers",
@@ -462,7 +562,7 @@ PROPERTIES = (
         claim="An operation owns its buffers: its caller may drop them at once.",
         programs=_dropped_programs,
         play=_play_dropped,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*ALL_OPS)),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -472,7 +572,7 @@ PROPERTIES = (
         claim="Without its work an operation goes on, and its memory comes back in the end.",
         programs=_works_programs,
         play=_play_works,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*GROUP_OPS)),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -482,9 +582,10 @@ PROPERTIES = (
         claim="A work may be waited for before earlier ones, and ends with all of its batch.",
         programs=_order_programs,
         play=_play_order,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*BATCHES)),
         scope=PropertyScope.GROUP,
     ),
+    *DROPS,
     *HANDLES,
     *SLOT_OPS,
 )

@@ -34,12 +34,15 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
 )
 from equipoise.hal.conformance.fixtures.strategies import (
     copyable_dtypes,
+    offered,
+    offers,
+    offers_any,
     one_common_size,
     reducible_dtypes,
 )
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.kernels_large import random_bytes
-from equipoise.hal.conformance.property import Property, PropertyScope, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits, all_of
 
 COPY_BYTES = (65_537, (1 << 20) + 1)
 """Elements of one byte that a rank gives."""
@@ -66,7 +69,8 @@ def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
     """`operation(key)` of every kind, each at every size; `key` draws the contents."""
 
     def build(size: int, key: int) -> Program:
-        ops = [op for op in (*COPY_OPS, *REDUCE_OPS) if size > 1 or op not in POINT_TO_POINT_OPS]
+        every = offered(traits, (*COPY_OPS, *REDUCE_OPS))
+        ops = [op for op in every if size > 1 or op not in POINT_TO_POINT_OPS]
         kinds = {"moved": copyable_dtypes(traits)[:1], "summed": reducible_dtypes(traits)[:2]}
         names = {name: "+".join(map(dtype_name, some)) for name, some in kinds.items()}
         return make_program([Step(op, (key + place,)) for place, op in enumerate(ops)], size, names)
@@ -195,6 +199,7 @@ SHAPES = (
         claim="So do collectives of thousands and of millions of elements.",
         programs=_collectives,
         play=_play_collectives,
+        needs=offers_any(*COPY_OPS, *REDUCE_OPS),
         scope=PropertyScope.GROUP,
         large=True,
     ),
@@ -205,6 +210,7 @@ SHAPES = (
         claim="One rank gives thousands of rows to another, and few or none to the rest.",
         programs=_uneven_programs,
         play=_play_uneven,
+        needs=offers("all_to_all_uneven"),
         scope=PropertyScope.GROUP,
         large=True,
     ),
@@ -215,7 +221,7 @@ SHAPES = (
         claim="Messages and blobs of megabytes arrive, at chunk borders and beside them.",
         programs=_messages,
         play=_play_messages,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers("message", "exchange")),
         scope=PropertyScope.GROUP,
         large=True,
     ),
@@ -228,7 +234,7 @@ PROGRESS = (
         claim="Messages between two ranks are matched in order, however many are in flight.",
         programs=_many_messages,
         play=_play_many_messages,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers("message")),
         scope=PropertyScope.GROUP,
         large=True,
     ),

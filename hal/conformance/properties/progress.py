@@ -29,6 +29,8 @@ from equipoise.hal.conformance.fixtures.collectives import (
     small_integers,
 )
 from equipoise.hal.conformance.fixtures.comm_operations import (
+    ALL_OPS,
+    GROUP_OPS,
     SINGLE_WORK_OPS,
     UNCLIPPED_RANKS,
     IssuedOperation,
@@ -37,7 +39,9 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     clipped_programs,
     deduplicate_messages,
     int_arguments,
+    issue_operation,
     issue_step,
+    joint_operation,
     message_triples,
     operations,
     optional_warm_step,
@@ -47,15 +51,21 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     wait_and_check,
     warm_links,
 )
-from equipoise.hal.conformance.fixtures.strategies import one_common_size
+from equipoise.hal.conformance.fixtures.strategies import (
+    offered,
+    offers,
+    offers_any,
+    one_common_size,
+)
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.large_collectives import PROGRESS as CROWDS
-from equipoise.hal.conformance.property import Property, PropertyScope, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits, all_of
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 
 FAMILY = "progress"
+_MESSAGES = all_of(several_ranks, offers("message"))
 MAX_ROUNDS = 4
 
 
@@ -112,7 +122,7 @@ ROUNDS = (
         claim="One blob a pair, of any size, empty ones among them; rounds follow each other.",
         programs=_round_programs,
         play=_play_rounds,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers("exchange")),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -122,7 +132,7 @@ ROUNDS = (
         claim="After all ranks have warmed the same links, in one order, messages arrive.",
         programs=_warm_programs,
         play=_play_warm,
-        needs=several_ranks,
+        needs=_MESSAGES,
         scope=PropertyScope.GROUP,
     ),
 )
@@ -135,9 +145,7 @@ INITIAL_BYTE = 0x11
 
 
 def _stream_order_support(traits: Traits) -> str | None:
-    return several_ranks(traits) or (
-        None if traits.comm_capabilities.stream_ordered else "stream_ordered"
-    )
+    return None if traits.comm_capabilities.stream_ordered else "stream_ordered"
 
 
 def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -281,7 +289,7 @@ STREAMED = (
         claim="What was launched on the current stream before a message comes before the message.",
         programs=_ordered_programs,
         play=_play_ordered,
-        needs=_stream_order_support,
+        needs=all_of(_MESSAGES, _stream_order_support),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -291,7 +299,7 @@ STREAMED = (
         claim="What a stream does after waiting sees the result; the host is not held up.",
         programs=_awaited_programs,
         play=_play_awaited,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*ALL_OPS)),
         scope=PropertyScope.GROUP,
     ),
 )
@@ -308,7 +316,7 @@ OVERLAPPING_COUNTS = (4, 33)
 def _in_place_programs(traits: Traits) -> st.SearchStrategy[Program]:
     step = st.builds(
         lambda op, count, overlap: Step(op, (count, overlap)),
-        st.sampled_from(OVERLAPPING_OPS),
+        st.sampled_from(offered(traits, OVERLAPPING_OPS)),
         st.sampled_from(OVERLAPPING_COUNTS),
         st.sampled_from(OVERLAPS),
     )
@@ -383,6 +391,7 @@ OVERLAPPING_OPERANDS = (
         claim="A collective whose output overlaps its input gives the same, or does nothing.",
         programs=_in_place_programs,
         play=_play_in_place,
+        needs=offers_any(*OVERLAPPING_OPS),
         scope=PropertyScope.GROUP,
     ),
 )
@@ -460,9 +469,7 @@ def _deduplicate_by_thread(steps: list[Step]) -> list[Step]:
 
 
 def _independent_groups_support(traits: Traits) -> str | None:
-    return several_ranks(traits) or (
-        None if traits.comm_capabilities.independent_groups else "independent_groups"
-    )
+    return None if traits.comm_capabilities.independent_groups else "independent_groups"
 
 
 def _play_groups(ctx: RankContext, program: Program) -> Play:
@@ -519,8 +526,9 @@ def _play_early_close(ctx: RankContext, program: Program) -> Play:
     if Step("leave", (ctx.rank,)) in program.steps:
         comm.close()
     after = yield from ctx.communicator("after")
+    op = joint_operation(after)
     yield from wait_for_success(
-        ctx, after.barrier(), "a barrier of the communicator opened afterwards"
+        ctx, issue_operation(ctx, after, op), f"{op} of the communicator opened afterwards"
     )
 
 
@@ -532,7 +540,7 @@ PROPERTIES = (
         claim="Everybody sends everything before receiving anything, and all of it arrives.",
         programs=_ring_programs,
         play=_play_ring,
-        needs=several_ranks,
+        needs=_MESSAGES,
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -542,7 +550,7 @@ PROPERTIES = (
         claim="The k-th receive from a rank takes the k-th message that it sent, of any size.",
         programs=_order_programs,
         play=_play_order,
-        needs=several_ranks,
+        needs=_MESSAGES,
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -552,7 +560,7 @@ PROPERTIES = (
         claim="A host for each communicator: in whatever order they issue, everything ends.",
         programs=_groups_programs,
         play=_play_groups,
-        needs=_independent_groups_support,
+        needs=all_of(several_ranks, offers_any(*SINGLE_WORK_OPS), _independent_groups_support),
         scope=PropertyScope.GROUP,
         threads=THREADS,
     ),
@@ -563,7 +571,7 @@ PROPERTIES = (
         claim="Operations keep the order in which a rank's threads issued them.",
         programs=_turns_programs,
         play=_play_turns,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*ORDER_REVEALING_OPS)),
         scope=PropertyScope.GROUP,
         threads=THREADS,
     ),
@@ -574,7 +582,7 @@ PROPERTIES = (
         claim="Ranks that close a communicator as soon as they have it take nobody's opening away.",
         programs=_early_close_programs,
         play=_play_early_close,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*GROUP_OPS)),
         scope=PropertyScope.GROUP,
     ),
     *CROWDS,

@@ -30,6 +30,8 @@ from equipoise.hal.conformance.fixtures.strategies import (
     any_collective_step,
     common_sizes,
     copyable_dtypes,
+    offers,
+    offers_any,
     programs_by_size,
 )
 from equipoise.hal.conformance.program import Program, Step, make_program
@@ -98,6 +100,7 @@ UNEVEN = (
         claim="All-to-all moves any number of rows between any two ranks, none and all included.",
         programs=_uneven_programs,
         play=_play_uneven,
+        needs=offers("all_to_all_uneven"),
         scope=PropertyScope.GROUP,
     ),
 )
@@ -159,6 +162,7 @@ SUBGROUPS = (
         claim="Collectives work in groups of every size, and among any of the ranks in any order.",
         programs=_subgroup_programs,
         play=_play_subgroups,
+        needs=offers_any(*SUBGROUP_OPS),
         scope=PropertyScope.GROUP,
     ),
 )
@@ -246,6 +250,7 @@ PROPERTIES = (
         claim="Every collective gives what its definition says, on every declared dtype.",
         programs=_plain,
         play=_play_plain,
+        needs=offers_any(*COLLECTIVE_OPS),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -255,6 +260,7 @@ PROPERTIES = (
         claim="Every dtype travels at zero to four dimensions, empty, and as a single byte.",
         programs=_shaped_programs,
         play=_play_shaped,
+        needs=offers_any(*COLLECTIVE_OPS),
         scope=PropertyScope.GROUP,
     ),
     Property(
@@ -264,6 +270,7 @@ PROPERTIES = (
         claim="Addresses 1, 2 and 4 bytes off work, and nothing beside a buffer is written.",
         programs=_misaligned_programs,
         play=_play_misaligned,
+        needs=offers_any(*COLLECTIVE_OPS),
         scope=PropertyScope.GROUP,
     ),
     *SIZES,

@@ -13,7 +13,7 @@ from equipoise.hal.conformance.context import NEXT, Play, RankContext, require, 
 from equipoise.hal.conformance.fixtures.collectives import (
     COPY_OPS,
     IN_PLACE_OPS,
-    PROBE_CALL,
+    PROBE_OPS,
     REDUCE_OPS,
     CollectiveCall,
     InflightCall,
@@ -23,6 +23,7 @@ from equipoise.hal.conformance.fixtures.collectives import (
     dtype_name,
     dtype_named,
     issue_call,
+    probe_call,
     require_results,
     run_calls,
     small_integers,
@@ -31,6 +32,8 @@ from equipoise.hal.conformance.fixtures.strategies import (
     any_collective_step,
     common_sizes,
     copyable_dtypes,
+    offered,
+    offers_any,
     one_common_size,
     programs_by_size,
 )
@@ -38,6 +41,7 @@ from equipoise.hal.conformance.program import Argument, Program, Step, make_prog
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.errors import Unsupported, Violation
 
+_PROBE = offers_any(*PROBE_OPS)
 CONTIGUOUS = "contiguous"
 LAYOUT_KINDS = ("offset", "transposed", "strided", "expanded")
 LAYOUT_OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "exchange")
@@ -181,7 +185,7 @@ def _play_layouts(ctx: RankContext, program: Program) -> Play:
     for call, step in zip(calls_in(program), program.steps, strict=True):
         attempts.append(_attempt_call(ctx, comm, call, step))
         yield NEXT
-    probes = yield from run_calls(ctx, comm, [PROBE_CALL], PlainBuffers(ctx))
+    probes = yield from run_calls(ctx, comm, [probe_call(comm)], PlainBuffers(ctx))
     require_results("S2", comm, probes)
     for attempt in attempts:
         if attempt.flight is not None:
@@ -210,6 +214,7 @@ LAYOUTS = (
         programs=_layout_programs,
         play=_play_layouts,
         judge=_judge,
+        needs=_PROBE,
         scope=PropertyScope.GROUP,
     ),
 )
@@ -228,6 +233,9 @@ ALL_DTYPES = tuple(
 DTYPE_CHECKED_OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "exchange")
 """A round carries bytes of any dtype."""
 SHAPE_CHECKED_OPS = ("all_gather", "reduce_scatter", "all_to_all")
+PEER_OPS = ("isend", "irecv", "broadcast", "exchange")
+CALLABLE_OPS = (*COPY_OPS, *REDUCE_OPS, "all_to_all_uneven", "barrier")
+"""Operations that may be declared absent; *shift* stands for messages between two ranks."""
 BAD_ROW_COUNTS = ("too few counts", "a negative count", "more rows than there are")
 
 
@@ -242,17 +250,20 @@ def _kinds(traits: Traits) -> list[st.SearchStrategy[Step]]:
     summed = {dtype_name(dtype) for dtype in traits.comm_capabilities.reductions}
     alien = [dtype_name(dtype) for dtype in ALL_DTYPES if dtype_name(dtype) not in moved]
     return [
-        _steps("dtype", DTYPE_CHECKED_OPS, alien),
-        _steps("dtype", REDUCE_OPS, sorted(moved - summed)),
-        _steps("shape", SHAPE_CHECKED_OPS, ("one row too many", "one row too few")),
-        _steps("mixed", ("all_gather", "all_to_all"), sorted(moved - {"uint8"})),
-        _steps("rows", ("all_to_all_uneven",), BAD_ROW_COUNTS),
-        _steps("peer", ("isend", "irecv", "broadcast", "exchange"), (0, -1, 1, -2)),
+        _steps("dtype", offered(traits, DTYPE_CHECKED_OPS), alien),
+        _steps("dtype", offered(traits, REDUCE_OPS), sorted(moved - summed)),
+        _steps(
+            "shape", offered(traits, SHAPE_CHECKED_OPS), ("one row too many", "one row too few")
+        ),
+        _steps("mixed", offered(traits, ("all_gather", "all_to_all")), sorted(moved - {"uint8"})),
+        _steps("rows", offered(traits, ("all_to_all_uneven",)), BAD_ROW_COUNTS),
+        _steps("peer", offered(traits, PEER_OPS), (0, -1, 1, -2)),
+        _steps("absent", [op for op in CALLABLE_OPS if op not in offered(traits, [op])], (0,)),
     ]
 
 
 def _steps(what: str, ops: Sequence[str], hows: Sequence[Argument]) -> st.SearchStrategy[Step]:
-    if not hows:
+    if not hows or not ops:
         return st.nothing()
     pairs = st.tuples(st.sampled_from(ops), st.sampled_from(hows))
     return pairs.map(lambda pair: Step(what, pair))
@@ -313,6 +324,21 @@ class _UnsupportedCalls:
         }
         calls[op]()
 
+    def absent(self, op: str, _: object) -> None:
+        """An operation that is not offered, with operands that fit."""
+        size = self.group.size
+        if op == "barrier":
+            self.group.barrier()
+        elif op == "exchange":
+            blob = PeerBuffer((self.group.rank + 1) % size, self.operands.output((4,), torch.uint8))
+            self.group.exchange(Exchange((blob,), ()))
+        elif op == "all_to_all_uneven":
+            tensor, out = (self.operands.output((size, 2), torch.uint8) for _ in range(2))
+            self.group.all_to_all_uneven(out, tensor, [1] * size, [1] * size)
+        else:
+            dtype = torch.int32 if op in REDUCE_OPS else torch.uint8
+            issue_call(self.group, CollectiveCall(op, dtype, (2,)), self.operands)
+
 
 def _require_refusal(wrong: _UnsupportedCalls, step: Step) -> None:
     """Demand `Unsupported`, at the call."""
@@ -322,6 +348,7 @@ def _require_refusal(wrong: _UnsupportedCalls, step: Step) -> None:
         "mixed": wrong.mixed,
         "rows": wrong.rows,
         "peer": wrong.peer,
+        "absent": wrong.absent,
     }
     op, how = step.args
     where = f"rank {wrong.group.rank}: {step}"
@@ -341,7 +368,7 @@ def _play_unsupported(ctx: RankContext, program: Program) -> Play:
         operands_by_step.append(LaidOutBuffers(ctx, CONTIGUOUS, "input"))
         _require_refusal(_UnsupportedCalls(comm, operands_by_step[-1]), step)
         yield NEXT
-    probes = yield from run_calls(ctx, comm, [PROBE_CALL], PlainBuffers(ctx))
+    probes = yield from run_calls(ctx, comm, [probe_call(comm)], PlainBuffers(ctx))
     require_results(CLAUSE, comm, probes)
     for step, operands in zip(program.steps, operands_by_step, strict=True):
         what = f"rank {comm.rank}: {step} was refused, but its operands changed"
@@ -353,10 +380,11 @@ REJECTIONS = (
         name="unsupported-calls-raise-before-any-side-effect",
         family="shapes",
         clauses=(CLAUSE,),
-        claim="Dtypes, sums, shapes, counts and peers that cannot be raise at the call, before "
-        "any side effect.",
+        claim="Operations that are absent, dtypes, sums, shapes, counts and peers that cannot be "
+        "raise at the call, before any side effect.",
         programs=_unsupported_programs,
         play=_play_unsupported,
+        needs=_PROBE,
         scope=PropertyScope.GROUP,
     ),
 )

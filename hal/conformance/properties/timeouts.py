@@ -24,13 +24,14 @@ from equipoise.hal.conformance.context import (
     require,
 )
 from equipoise.hal.conformance.fixtures.comm_operations import UNMATCHED_BYTES, several_ranks
-from equipoise.hal.conformance.fixtures.strategies import one_common_size
+from equipoise.hal.conformance.fixtures.strategies import offered, offers_any, one_common_size
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import (
     DeadlineLength,
     Property,
     PropertyScope,
     Traits,
+    all_of,
     lock_support,
 )
 from equipoise.hal.errors import (
@@ -189,8 +190,11 @@ def _has_own_clock(traits: Traits) -> bool:
     return not traits.controlled and not traits.steered
 
 
+LATE_PEER_OPS = ("irecv", "isend", "barrier")
+
+
 def _late_peer_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    ops = st.sampled_from(("irecv", "isend", "barrier"))
+    ops = st.sampled_from(offered(traits, LATE_PEER_OPS))
     return st.builds(lambda size, op: make_program([Step(op)], size), one_common_size(traits), ops)
 
 
@@ -250,7 +254,7 @@ PROPERTIES = (
         claim="A peer that comes late, within the deadline, finds the operation waiting.",
         programs=_late_peer_programs,
         play=_play_late_peer,
-        needs=several_ranks,
+        needs=all_of(several_ranks, offers_any(*LATE_PEER_OPS)),
         applies_to=_has_own_clock,
         scope=PropertyScope.GROUP,
         deadline=DeadlineLength.SHORT,

@@ -2,19 +2,24 @@
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
 from conformance.mutants.mutant import Mutant
-from conformance.mutants.subjects import device_with, network_with
+from conformance.mutants.subjects import device_with, gloo_with, network_with
 from torch import Tensor
 
+from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
+from equipoise.backends.cpu.gloo_work import GlooWork
 from equipoise.backends.virtual.arena import Bytes, bytes_of
 from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.operation import VirtualOperation
 from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.transfer import Contribution
-from equipoise.backends.virtual.work import VirtualWork
+from equipoise.backends.virtual.work import DEADLINE, VirtualWork
+from equipoise.hal.errors import CommunicatorError
+from equipoise.hal.stream import Stream
 
 Peers = Sequence[tuple[int, Tensor]]
 
@@ -103,6 +108,55 @@ class SourcesBorrow(VirtualSlotStore):
         return [bytes_of(without_owner(torch.from_numpy(part))) for part in super()._source(source)]
 
 
+class DropWaits(VirtualWork):
+    """The destructor of a handle waits for the end of the operation."""
+
+    def __del__(self) -> None:
+        with suppress(CommunicatorError):
+            self.result(DEADLINE)
+
+
+class JoinedHandle:
+    """A handle of gloo whose destructor waits, as that of a future of `std::async` does."""
+
+    def __init__(self, work: GlooWork) -> None:
+        self._work = work
+
+    def done(self) -> bool:
+        return self._work.done()
+
+    def wait(self, stream: Stream) -> None:
+        self._work.wait(stream)
+
+    def result(self, timeout: float) -> None:
+        self._work.result(timeout)
+
+    def cancel(self) -> None:
+        self._work.cancel()
+
+    def __del__(self) -> None:
+        with suppress(CommunicatorError):
+            self._work.result(JOIN_TIMEOUT)
+
+
+class JoinsHandles(GlooCommunicator):
+    """Hands out handles that wait when they are dropped."""
+
+    def all_reduce(self, tensor: Tensor) -> GlooWork:
+        return JoinedHandle(super().all_reduce(tensor))  # type: ignore[return-value]
+
+
+class JoinsMessages(GlooCommunicator):
+    """Hands out such handles of messages."""
+
+    def isend(self, tensor: Tensor, destination: int) -> GlooWork:
+        return JoinedHandle(super().isend(tensor, destination))  # type: ignore[return-value]
+
+
+JOIN_TIMEOUT = 60.0
+"""Seconds; an operation ends at its deadline at the latest."""
+
+
 BUFFER_OWNERSHIP = "operations-own-their-buffers"
 SLOT_OPS = "slot-operations-own-their-buffers"
 WORKS = "dropped-works-neither-cancel-nor-leak"
@@ -110,6 +164,7 @@ SOFT = "result-timeout-does-not-cancel-the-operation"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 
+DROPS = "dropping-a-work-waits-for-no-peer"
 MUTANTS = (
     Mutant(
         name="a-send-does-not-own-its-buffer",
@@ -150,6 +205,29 @@ MUTANTS = (
         broken="An operation is withdrawn with the caller's last reference to its work.",
         property=WORKS,
         subject=network_with(work=DropCancels),
+    ),
+    Mutant(
+        name="dropping-a-work-waits-for-its-end",
+        clause="K6",
+        broken="The destructor of a handle waits for the peer (torchcomms' gloo: 4 s).",
+        property=DROPS,
+        subject=network_with(work=DropWaits),
+    ),
+    Mutant(
+        name="dropping-a-sum-joins-its-thread",
+        clause="K6",
+        broken="The handle of a sum waits for the other ranks when it is dropped.",
+        property=DROPS,
+        subject=gloo_with(communicator=JoinsHandles),
+        real=True,
+    ),
+    Mutant(
+        name="dropping-a-send-joins-its-thread",
+        clause="K6",
+        broken="The handle of a send waits for its receiver when it is dropped.",
+        property=DROPS,
+        subject=gloo_with(communicator=JoinsMessages),
+        real=True,
     ),
     Mutant(
         name="buffers-are-kept-for-the-whole-run",

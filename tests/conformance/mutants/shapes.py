@@ -1,6 +1,7 @@
 """Mutants of family *shapes*."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,10 +10,14 @@ from conformance.mutants.subjects import network_with
 from torch import Tensor
 
 from equipoise.backends.virtual.arena import Bytes
+from equipoise.backends.virtual.backend import ALL_COMMUNICATOR_CAPABILITIES, VirtualBackend
 from equipoise.backends.virtual.communicator import NOTHING, VirtualCommunicator
 from equipoise.backends.virtual.fabric import VirtualFabric
 from equipoise.backends.virtual.transfer import Collective, Contribution
 from equipoise.backends.virtual.work import VirtualWork
+from equipoise.hal.capabilities import Operation
+from equipoise.hal.conformance.executors.controlled import ControlledSubject
+from equipoise.hal.conformance.subject import Subject
 from equipoise.hal.errors import Unsupported
 
 WORD = 4
@@ -187,7 +192,24 @@ FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 MISMATCH = "checked-ranks-are-told-of-a-mismatch"
 BITS = "bits-survive-every-transport"
 
+
+def _sums_undeclared() -> Subject:
+    """Sums are declared absent, and formed all the same."""
+    absent = {Operation.ALL_REDUCE, Operation.REDUCE_SCATTER}
+    declared = replace(
+        ALL_COMMUNICATOR_CAPABILITIES, operations=frozenset(Operation) - frozenset(absent)
+    )
+    return ControlledSubject(VirtualBackend(groups=declared))
+
+
 MUTANTS = (
+    Mutant(
+        name="what-is-declared-absent-is-performed",
+        clause="X5",
+        broken="Sums are declared absent, and formed when they are called.",
+        property=UNSUPPORTED_CALLS,
+        subject=_sums_undeclared,
+    ),
     Mutant(
         name="broadcast-forgets-its-source",
         clause="X4",

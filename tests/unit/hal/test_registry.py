@@ -92,3 +92,48 @@ def test_backends_answer_probe_before_open() -> None:
     assert GLOO.probe()
     assert GLOO.capabilities.independent_groups
     assert not BACKEND.capabilities.pinned_memory
+
+
+class PointOfFamily:
+    """An entry point of a family."""
+
+    name = "pigeons"
+
+    def load(self) -> object:
+        return lambda name: SimpleNamespace(**vars_of_gloo(), ring=name)
+
+
+def vars_of_gloo() -> dict[str, object]:
+    names = ("name", "capabilities", "probe", "launcher_rendezvous", "host", "connect")
+    return {name: getattr(GLOO, name) for name in names}
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> None:
+    def points(group: str, name: str | None = None) -> list[PointOfFamily]:
+        asked = group == registry.COMMUNICATOR_FAMILIES and name in (None, "pigeons")
+        return [PointOfFamily()] if asked else []
+
+    monkeypatch.setattr(registry, "entry_points", points)
+
+
+@pytest.mark.usefixtures("family")
+def test_registry_calls_family_with_what_follows_its_name() -> None:
+    found: object = registry.communicator("pigeons:post:grey")
+    assert getattr(found, "ring", None) == "post:grey"
+
+
+@pytest.mark.usefixtures("family")
+def test_registry_lists_families_of_communicators_only() -> None:
+    with pytest.raises(BackendUnavailable, match=r"or PACKAGE:OBJECT or pigeons:NAME\)"):
+        registry.communicator("carrier")
+    with pytest.raises(BackendUnavailable, match=r"\(or PACKAGE:OBJECT\)"):
+        registry.accelerator("carrier")
+    with pytest.raises(BackendUnavailable, match="does not import"):
+        registry.accelerator("pigeons:post")
+
+
+def test_registry_finds_judged_libraries() -> None:
+    assert registry.communicator("c10d:gloo").name == "c10d:gloo"
+    with pytest.raises(BackendUnavailable, match="no backend 'pigeon'"):
+        registry.communicator("c10d:pigeon")

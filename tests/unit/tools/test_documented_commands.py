@@ -18,7 +18,7 @@ UNCOMMENTED = re.compile(
     r"^\s*(\$ )?equipoise (?!(static|lagged|local|node|exact) )[^#]*\S {2,}[^#\s\\]"
 )
 SERVE = re.compile(r"^vllm serve (?:.*\\\n)*.*$", re.MULTILINE)
-FOLDER = re.compile(r"`([a-z_/]+)/`")
+FOLDER = re.compile(r"`([a-z_0-9/]+)/`")
 LISTED_BELOW = ("backends", "balancer", "src/equipoise")
 
 

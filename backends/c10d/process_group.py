@@ -1,0 +1,57 @@
+"""Opens and closes process groups by the public calls of `torch.distributed`.
+
+A group is made as a user makes one, by `init_process_group`, so every backend that it knows can be
+had: built in, registered by a plug-in, or wrapped by `TORCH_DISTRIBUTED_DEBUG=DETAIL`. Its one
+default group would do for one communicator only: after each opening the place of the default group
+is given back.
+"""
+
+import hashlib
+import sys
+import threading
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+from torch.distributed import ProcessGroup, Store, distributed_c10d  # type: ignore[attr-defined]
+
+_OPENING = threading.Lock()
+"""Held while a group is in the place of the default one: that place is the process's."""
+
+
+def open_group(
+    backend: str, store: Store, rank: int, size: int, timeout: float, label: str
+) -> ProcessGroup:
+    """A process group of its own. Raises what the library raises.
+
+    Args:
+        backend: the name that `init_process_group` knows.
+        store: where the ranks of this group meet, and nobody else.
+        rank: this rank's number in the group.
+        size: number of ranks.
+        timeout: seconds; the library's own time-out of its operations.
+        label: different for every group of this process, the same on all its ranks.
+    """
+    world: Any = distributed_c10d._world
+    default_group: Any = distributed.group
+    with _OPENING:
+        default, count, excepthook = default_group.WORLD, world.group_count, sys.excepthook
+        default_group.WORLD = None
+        # torch names the keys of a group by how many the process has made, which is the same on
+        # all ranks only if every rank takes part in every group.
+        world.group_count = int.from_bytes(hashlib.sha256(label.encode()).digest()[:7])
+        try:
+            distributed.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+            )
+            group: ProcessGroup = default_group.WORLD
+            return group
+        finally:
+            default_group.WORLD = default
+            world.group_count, sys.excepthook = count, excepthook
+
+
+def close_group(group: ProcessGroup) -> None:
+    """Destroy it. Raises what the library raises."""
+    with _OPENING:
+        distributed.destroy_process_group(group)

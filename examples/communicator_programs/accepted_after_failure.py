@@ -1,0 +1,27 @@
+"""E2: a group that has failed takes further calls; their waits say that it has failed."""
+
+import tempfile
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+from torch import distributed, multiprocessing
+
+
+def main(rank: int, store: str) -> None:  # noqa: D103
+    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=2), 2, rank)
+    if rank == 1:
+        time.sleep(4)
+        return
+    with suppress(RuntimeError):
+        distributed.recv(torch.zeros(1), 1)
+    work = distributed.all_reduce(torch.ones(1), async_op=True)
+    try:
+        work.wait()
+    except RuntimeError as error:
+        print(f"SHOWN: accepted at the call, then {str(error).splitlines()[0][-60:]}")
+
+
+if __name__ == "__main__":
+    multiprocessing.spawn(main, (tempfile.mktemp(),), nprocs=2)

@@ -1,0 +1,25 @@
+"""K2: a send whose handle is dropped never reaches its receive."""
+
+import tempfile
+import time
+from datetime import timedelta
+
+import torch
+from torch import distributed, multiprocessing
+
+
+def main(rank: int, store: str) -> None:  # noqa: D103
+    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=2), 2, rank)
+    if rank == 0:
+        distributed.isend(torch.ones(1), 1)
+        time.sleep(4)
+        return
+    time.sleep(1)
+    try:
+        distributed.recv(torch.zeros(1), 0)
+    except RuntimeError as error:
+        print(f"SHOWN: the message never came: {str(error)[-60:]}")
+
+
+if __name__ == "__main__":
+    multiprocessing.spawn(main, (tempfile.mktemp(),), nprocs=2)
