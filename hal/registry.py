@@ -1,4 +1,4 @@
-"""Backends by name: entry points of installed distributions, or PACKAGE:OBJECT."""
+"""Backends by name: entry points of installed distributions, FAMILY:NAME, or PACKAGE:OBJECT."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 ACCELERATORS = "equipoise.accelerators"
 COMMUNICATORS = "equipoise.communicators"
+FAMILIES = {ACCELERATORS: "equipoise.accelerator_families"}
+"""Groups of callables that make the backend FAMILY:NAME from NAME, by the group of its kind."""
 T = TypeVar("T")
 
 
@@ -32,7 +34,7 @@ def communicators() -> Mapping[str, "CommunicatorBackend"]:
 
 
 def accelerator(name: str) -> "Backend":
-    """The accelerator backend called `name`, or named as PACKAGE:OBJECT.
+    """The accelerator backend called `name`, or named as FAMILY:NAME or PACKAGE:OBJECT.
 
     Raises:
         BackendUnavailable: there is none of that name, or its module does not import.
@@ -78,9 +80,11 @@ def _difference(backend: object, kind: type) -> str:
 
 
 def _load(group: str, name: str) -> object:
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        return getattr(import_module(module), attribute)
+    first, colon, rest = name.partition(":")
+    if colon:
+        for family in entry_points(group=FAMILIES.get(group, ""), name=first):
+            return family.load()(rest)
+        return getattr(import_module(first), rest)
     for point in entry_points(group=group, name=name):
         return point.load()
     raise BackendUnavailable(

@@ -117,6 +117,7 @@ class CpuBackend:
             stream_lock=True,
             copy_independent_of_launch=True,
             graph_capture=True,
+            kernel_capture=True,
         )
 
     def probe(self) -> Probe:
