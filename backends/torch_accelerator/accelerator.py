@@ -158,7 +158,9 @@ class TorchBackend:
             why = _load_plugins() or "install the vendor's plug-in for this torch"
             return Unavailable(f"torch has no accelerator here: {why}")
         if self._device_type not in ("", device.type):
-            return Unavailable(f"torch's accelerator here is {device.type}, not {self._device_type}")
+            return Unavailable(
+                f"torch's accelerator here is {device.type}, not {self._device_type}"
+            )
         count = torch.accelerator.device_count()
         if count < 1:
             return Unavailable(f"torch sees no device of type {device.type}")

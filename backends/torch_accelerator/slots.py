@@ -55,7 +55,9 @@ class TorchSlotStore:
         self._layout = layout
         self._slots = [[segment.bytes for segment in slot] for slot in layout.slots]
         # Zeroed on the host: a copy from there has ended when it returns, for every stream.
-        self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8).to(device)
+        self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8).to(
+            device
+        )
         self._hazards = HazardTracker(event)
         self._readers = ReaderRegistry(event)
         self._leases = LeaseTable()

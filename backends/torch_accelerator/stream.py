@@ -14,6 +14,7 @@ import torch
 from equipoise.backends.common.bounded_wait import poll
 from equipoise.hal.errors import StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event, Role, Stream
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 CAPTURE_MODE = "thread_local"
 """What a capture forbids, in torch's words: other threads go on querying events meanwhile."""
@@ -38,12 +39,11 @@ class TorchEvent:
         return self.failure is not None or bool(self.native.query())
 
     def synchronize(self, timeout: float) -> None:
-        """Block the host. Torch's own wait has no timeout, so the event is queried first."""
-        if not poll(self.query, timeout):
+        """By `torch.Event.synchronize`, unless a query says that the point is reached."""
+        if not (self.query() or _returns(self.native.synchronize, timeout)):
             raise StreamTimeout(f"the event was not reached within {timeout:g} s")
         if self.failure is not None:
             raise StreamFailed(f"the recording stream failed: {self.failure}") from self.failure
-        self.native.synchronize()
 
 
 class TorchStream:
@@ -115,10 +115,9 @@ class TorchStream:
             own.native.wait(self.native)
 
     def synchronize(self, timeout: float) -> None:
-        """Block the host. Torch's own wait has no timeout, so the stream is queried first."""
+        """Poll `torch.Stream.query`: torch's own wait has no timeout."""
         if not poll(self.native.query, timeout):
             raise StreamTimeout(f"stream {self._role} was not drained within {timeout:g} s")
-        self.native.synchronize()
         self.check()
 
     def close(self, timeout: float) -> None:
@@ -171,6 +170,32 @@ class TorchGraph:
         """Replay on the stream."""
         if self._captured is not None:
             own_stream(stream).launch(self._captured[0].replay)
+
+
+def _returns(block: Callable[[], object], timeout: float) -> bool:
+    """Whether one of torch's waits returns within `timeout` seconds.
+
+    It has no timeout, so it runs on a thread of its own, which is left behind when the time is up
+    and ends with the wait.
+    """
+    index = torch.accelerator.current_device_index()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        # A daemon must not be inside torch when the interpreter ends.
+        with NATIVE_CALL_GUARD:
+            try:
+                torch.accelerator.set_device_index(index)
+                block()
+            except BaseException as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=wait, name="equipoise.torch_wait", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if errors:
+        raise errors[0]
+    return not thread.is_alive()
 
 
 def own_event(event: Event) -> TorchEvent:
