@@ -5,7 +5,7 @@ torch's events. Memory in use is what `Tensor.record_stream` makes of it, nothin
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from equipoise.backends.torch_accelerator.stream import TorchStream, own_stream
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import SlotError, Unsupported
-from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Event, Stream
 from equipoise.hal.support.slot_access import (
     AttachedReader,
@@ -37,7 +37,7 @@ Buffer = tuple[str, int]
 
 
 class TorchSlotStore:
-    """Slots as byte views of the layout's tensors, staging as one block uint8 [staging, slot_bytes].
+    """Slots as byte views of the layout's tensors, staging as one block of uint8.
 
     Args:
         layout: the slots; their memory is the caller's.
@@ -194,8 +194,10 @@ def _copy(pairs: Sequence[Pair], stream: TorchStream) -> None:
     promises nothing for one that is not."""
     for to, source in pairs:
         for tensor in (to, source):
+            # A plug-in without it has an allocator of which as much is asked (K1).
             if tensor.device.type != "cpu":
-                tensor.record_stream(stream.native)
+                with suppress(NotImplementedError):
+                    tensor.record_stream(stream.native)
         to.copy_(source, non_blocking=not _is_pageable(source))
 
 

@@ -1,7 +1,7 @@
 """Waits of the adapter over torch's generic streams and events, for a stream that is held.
 
-Torch has nothing for every device that holds a stream, so the conformance suite does not judge these
-waits (E11); an external event of torch_npu holds one here.
+Torch has nothing for every device that holds a stream, so the conformance suite does not judge
+these waits (E11); an external event of torch_npu holds one here.
 """
 
 from collections.abc import Callable, Iterator
