@@ -194,11 +194,13 @@ class Violation(EquipoiseError):
 
     Attributes:
         clause: identifier in `docs/contract.md`.
+        ends_search: whether nothing that is played on the device from now on means anything.
     """
 
-    def __init__(self, clause: str, what: str) -> None:
+    def __init__(self, clause: str, what: str, ends_search: bool = False) -> None:
         super().__init__(f"{clause}: {what}")
         self.clause = clause
+        self.ends_search = ends_search
 
 
 class FormatError(EquipoiseError):

@@ -8,6 +8,7 @@ closed stream refuses work, and that a wait has a timeout.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import torch
 
@@ -16,7 +17,7 @@ from equipoise.hal.errors import StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event, Role, Stream
 from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
-CAPTURE_MODE = "thread_local"
+CAPTURE_MODE: Final = "thread_local"
 """What a capture forbids, in torch's words: other threads go on querying events meanwhile."""
 
 

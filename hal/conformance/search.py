@@ -82,19 +82,24 @@ class _Trial:
     played: int = 0
     broken: dict[Case, Violation] = field(default_factory=dict)
     found_at: int | None = None
+    over: bool = False
     figure: str | None = None
 
     def play(self, case: Case) -> None:
         if case in self.broken:
             raise self.broken[case]
-        if self.found_at is not None and self.played >= self.found_at + self.effort.max_shrinks:
-            return  # shrunk for long enough: only what is known to break counts
+        shrunk = self.found_at is not None and (
+            self.played >= self.found_at + self.effort.max_shrinks
+        )
+        if shrunk or self.over:
+            return  # only what is known to break counts
         self.played += 1
         try:
             self.figure = self.subject.play(self.claim, case)
         except Violation as violation:
             self.broken[case] = violation
             self.found_at = self.found_at or self.played
+            self.over = violation.ends_search
             raise
 
 

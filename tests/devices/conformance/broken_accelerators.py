@@ -24,6 +24,7 @@ LAUNCHES = "launches-run-in-the-order-that-streams-and-events-give"
 GRAPHS = "a-graph-runs-at-its-replays-only"
 OWNERS = "slot-operations-own-their-buffers"
 DEVICE = torch.device("npu", 0)
+NPU = torch.get_device_module(DEVICE)
 GENERIC_EVENT = torch.Event
 """Torch's own: within a block, `torch.Event` is the stand-in."""
 
@@ -31,7 +32,7 @@ GENERIC_EVENT = torch.Event
 @contextmanager
 def _on_default_stream() -> Iterator[None]:
     before = torch.accelerator.current_stream()
-    torch.accelerator.set_stream(torch.npu.default_stream())
+    torch.accelerator.set_stream(NPU.default_stream())
     try:
         yield
     finally:
@@ -99,7 +100,7 @@ def _stream_query_is_always_true(patch: Patch) -> None:
 
 
 def _stream_synchronize_returns_at_once(patch: Patch) -> None:
-    patch(torch.npu.Stream, "synchronize", lambda self: None)
+    patch(NPU.Stream, "synchronize", lambda self: None)
 
 
 def _programs_run_on_another_stream(patch: Patch) -> None:

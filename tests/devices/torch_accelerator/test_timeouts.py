@@ -30,10 +30,11 @@ def device() -> Iterator[TorchAccelerator]:
 @pytest.fixture
 def release(device: TorchAccelerator) -> Callable[[], None]:
     """Holds the copy stream until it is called."""
-    external, stream = torch.npu.ExternalEvent(), device.stream(Role.COPY).native
+    npu, stream = torch.get_device_module(device.device), device.stream(Role.COPY).native
+    external = npu.ExternalEvent()
     names = ("stream_id", "device_index", "device_type")
-    external.wait(torch.npu.Stream(**{name: getattr(stream, name) for name in names}))
-    return lambda: external.record(torch.npu.Stream())
+    external.wait(npu.Stream(**{name: getattr(stream, name) for name in names}))
+    return lambda: external.record(npu.Stream())
 
 
 def test_wait_for_held_stream_times_out(
