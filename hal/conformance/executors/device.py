@@ -30,7 +30,7 @@ from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.subject import compare_answers, to_violation
 from equipoise.hal.errors import StreamTimeout, Unsupported, Violation
-from equipoise.hal.stream import Stream
+from equipoise.hal.stream import Role, Stream
 
 WATCHDOG = 60.0
 """Seconds that the threads of a rank may take for one case."""
@@ -265,12 +265,13 @@ class DeviceSubject:
 
 def _stands_still(accelerator: Accelerator) -> bool:
     """Whether a stream does not drain, although the accelerator was closed."""
-    try:
-        accelerator.synchronize(STANDSTILL_TIMEOUT)
-    except StreamTimeout:
-        return True
-    except Exception:  # it has drained, and says that it failed or was closed
-        return False
+    for role in Role:
+        try:
+            accelerator.stream(role).synchronize(STANDSTILL_TIMEOUT)
+        except StreamTimeout:
+            return True
+        except Exception:  # it has drained, and says that it failed or was closed
+            continue
     return False
 
 
