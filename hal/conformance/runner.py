@@ -22,11 +22,20 @@ from equipoise.hal.conformance.profile import (
     Executor,
     Profile,
 )
-from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope
+from equipoise.hal.conformance.property import (
+    DeadlineLength,
+    Property,
+    PropertyScope,
+    Traits,
+    lock_support,
+)
 from equipoise.hal.conformance.result import Finding, SuiteResult
 from equipoise.hal.conformance.search import SearchSettings, search
-from equipoise.hal.conformance.subject import Subject
+from equipoise.hal.conformance.subject import Subject, missing_capability
 from equipoise.hal.errors import UsageError
+
+LOCK_LETTER = "L"
+"""Of the clauses of the stream lock."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +129,21 @@ def _play(run: PropertyRun, settings: SearchSettings) -> Finding:
     return Finding(
         property_name=run.claim.name,
         family=run.claim.family,
-        clauses=run.claim.clauses,
+        clauses=_judged_clauses(run.claim, run.subject.traits),
         executor=run.executor.value,
         verdict=verdict,
         seconds=time.monotonic() - began,
     )
+
+
+def _judged_clauses(prop: Property, traits: Traits) -> tuple[str, ...]:
+    """The clauses that a property judges on a subject.
+
+    A property about more than the stream lock goes on without one, and then says nothing of it.
+    """
+    if missing_capability(prop, traits) or lock_support(traits) is None:
+        return prop.clauses
+    return tuple(clause for clause in prop.clauses if not clause.startswith(LOCK_LETTER))
 
 
 @dataclass(frozen=True, kw_only=True)
