@@ -130,7 +130,7 @@ class TorchBackend:
         device_type: torch's name of the kind of device; empty for the one that torch has here.
     """
 
-    communicator = "gloo"
+    communicator = ""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type

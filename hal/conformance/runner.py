@@ -152,7 +152,7 @@ class ConformanceRun:
 
     Attributes:
         backend: accelerator backend, by name or as PACKAGE:OBJECT.
-        communicator: communicator backend, likewise.
+        communicator: communicator backend, likewise; empty to judge one device by itself.
         ranks: most processes to play on, where the suite starts them itself.
         profile: how hard to look.
         families: which properties.
@@ -178,7 +178,9 @@ class ConformanceRun:
             BackendUnavailable: a backend is unknown, or cannot run here.
             UsageError: the device cannot be steered.
         """
-        rendezvous = registry.communicator(self.communicator).launcher_rendezvous()
+        rendezvous = None
+        if self.communicator:
+            rendezvous = registry.communicator(self.communicator).launcher_rendezvous()
         if rendezvous is not None and self.steer is not None:
             raise UsageError("a device is steered in one process, not in the ranks of a launch")
         if rendezvous is not None and rendezvous.rank > 0:
@@ -219,6 +221,8 @@ class ConformanceRun:
             return {Executor.VIRTUAL: ControlledSubject(backend)}
         if self.steer is not None:
             return {Executor.DEVICE: DeviceSubject(backend, load_steer(self.steer))}
+        if not self.communicator:
+            return {Executor.DEVICE: DeviceSubject(backend)}
         ranks: Subject
         if rendezvous is None:
             ranks = ProcessSubject(self.backend, self.communicator, self.ranks)

@@ -51,11 +51,8 @@ LAZY = "lazy"
 MORE = [pytest.param(name, marks=pytest.mark.deep) for name in ("eager", "delay")]
 
 
-ACCELERATOR = (
-    *("--backend", "accelerator:npu", "--ranks", "1"),
-    *("--only", "ordering", "visibility", "addresses", "kernels", "keepalive", "resources"),
-)
-"""What torch_npu is as torch drives it; what takes one device."""
+ACCELERATOR = ("--backend", "accelerator:npu")
+"""What torch_npu is as torch drives it, by itself."""
 DEVIATIONS = {"an-unrecorded-event-cannot-be-waited-for": "O3"}
 """What is known of it, by property: docs/foreign-accelerators.md."""
 

@@ -311,6 +311,10 @@ def _join_launcher(settings: RunSettings) -> None:
     from equipoise.hal import registry
 
     name = settings.communicator or registry.accelerator(settings.backend).communicator
+    if not name:
+        raise UsageError(
+            f"--backend {settings.backend} has no communicator of its own: give --communicator"
+        )
     join_launcher(name)
     ranks, launched = settings.ranks, os.environ.get(LAUNCHER_VARIABLE)
     if launched is None and registry.communicator(name).name == MPI:
@@ -342,7 +346,10 @@ def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
     from equipoise.hal.capabilities import Unavailable
 
     device_backend = registry.accelerator(backend)
-    links = registry.communicator(communicator or device_backend.communicator)
+    name = communicator or device_backend.communicator
+    if not name:
+        return  # a device by itself
+    links = registry.communicator(name)
     if links.launcher_rendezvous() is not None or isinstance(device_backend.probe(), Unavailable):
         return  # a launcher has started them; or there is more to say than a number
     try:

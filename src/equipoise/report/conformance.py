@@ -53,10 +53,13 @@ def render(result: SuiteResult, colours: ColourMode) -> str:
 
 def headline(result: SuiteResult) -> str:
     """What was tested, and how."""
+    partners = (
+        f"with {result.communicator}, up to {result.ranks} rank{'s' * (result.ranks != 1)}"
+        if result.communicator
+        else "by itself"
+    )
     return (
-        f"conformance of {result.backend} with {result.communicator}, up to "
-        f"{result.ranks} rank{'s' * (result.ranks != 1)}, profile {result.profile}, "
-        f"seed {result.seed}"
+        f"conformance of {result.backend} {partners}, profile {result.profile}, seed {result.seed}"
     )
 
 

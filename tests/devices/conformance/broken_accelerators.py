@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.backends.torch_accelerator import family
 
 ACCELERATOR = family("npu")
-SOUND = Sound(f"{__name__}:ACCELERATOR", "gloo")
+SOUND = Sound(f"{__name__}:ACCELERATOR", communicator="")
 undone = ExitStack()
 """Nothing: what is planted for one device is undone by the trial."""
 

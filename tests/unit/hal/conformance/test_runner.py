@@ -1,4 +1,4 @@
-"""What a run says of clauses whose capability is not declared."""
+"""What a run plays, and what it says of clauses whose capability is not declared."""
 
 import pytest
 
@@ -8,7 +8,13 @@ from equipoise.hal.conformance.profile import Executor, Profile
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.result import Finding, Status
-from equipoise.hal.conformance.runner import PropertyRun, RunOptions, run_properties
+from equipoise.hal.conformance.runner import (
+    ConformanceRun,
+    PropertyRun,
+    RunOptions,
+    run_properties,
+)
+from equipoise.report.conformance import headline
 
 MACHINE = "accelerator-state-machine-matches-its-model"
 LOCK = "one-signal-lets-one-waiter-go-on"
@@ -61,3 +67,19 @@ def test_lock_property_without_lock_leaves_its_clauses_unsupported() -> None:
     finding = finding_of(LOCK, stream_lock=False)
     assert finding.status is Status.UNSUPPORTED
     assert finding.clauses == ("L1",)
+
+
+def test_run_without_communicator_judges_device_by_itself() -> None:
+    run = ConformanceRun(
+        backend="cpu",
+        communicator="",
+        ranks=4,
+        profile=Profile.CI,
+        families=("resources",),
+        seed=0,
+        cases=1,
+    )
+    result = run.run(Silent())
+    assert result is not None
+    assert {finding.executor for finding in result.findings} == {Executor.DEVICE}
+    assert headline(result) == "conformance of cpu by itself, profile ci, seed 0"
