@@ -12,7 +12,14 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 SOURCE = Path("..", "src")
-WHOLE = ("hal", "backends.common", "backends.cpu", "backends.c10d", "backends.torchcomms")
+WHOLE = (
+    "hal",
+    "backends.common",
+    "backends.cpu",
+    "backends.c10d",
+    "backends.torchcomms",
+    "backends.torch_accelerator",
+)
 """Packages that are taken whole, with what is below them, where they exist."""
 PARTS = {
     "equipoise": ("__init__", "input_files", "machine"),
@@ -36,8 +43,12 @@ PARTS = {
 """Packages of which only these modules are taken."""
 NATIVE = {"equipoise.backends.cpu": ("accelerator", "kernels", "slots")}
 """Modules that need the native core, which is not taken."""
-COMMUNICATOR_GROUPS = ("equipoise.communicators", "equipoise.communicator_families")
-"""Entry points by which communicators are found."""
+GROUPS = (
+    "equipoise.accelerator_families",
+    "equipoise.communicators",
+    "equipoise.communicator_families",
+)
+"""Entry points of which those are taken whose modules are."""
 
 
 class BuildPart(build_py):
@@ -70,7 +81,7 @@ def packages() -> list[str]:
 
 
 def entry_points(taken: list[str]) -> dict[str, list[str]]:
-    """The command, the host, and those communicators of the package whose modules are taken."""
+    """The command, the host, and those backends of the package whose modules are taken."""
     project = tomllib.loads(Path("..", "pyproject.toml").read_text("utf-8"))["project"]
     groups = {
         group: [
@@ -78,7 +89,7 @@ def entry_points(taken: list[str]) -> dict[str, list[str]]:
             for name, place in project["entry-points"].get(group, {}).items()
             if place.partition(":")[0] in taken
         ]
-        for group in COMMUNICATOR_GROUPS
+        for group in GROUPS
     }
     return {
         "console_scripts": ["equipoise-conformance = equipoise.cli.conformance_command:main"],

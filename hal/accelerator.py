@@ -193,7 +193,10 @@ class Backend(Protocol):
 
     @property
     def communicator(self) -> str:
-        """Name of its default communicator backend."""
+        """Name of its default communicator backend; empty where it has none.
+
+        The conformance suite then judges devices by themselves.
+        """
         ...
 
     @property

@@ -30,6 +30,8 @@ class Capabilities:
             false forbids any device wait that depends on a host copy (TensorRT-LLM's first copy
             engine deadlocked there, tech blog 8).
         graph_capture: `graph()` works.
+        kernel_capture: its graphs may hold kernels too; false for kernels that read the device
+            from the host, as the reference's do.
         pinned_memory: `pinned()` returns page-locked memory, not merely host memory.
         slot_formats: formats that the slot store copies as bytes.
     """
@@ -38,6 +40,7 @@ class Capabilities:
     stream_lock: bool = False
     copy_independent_of_launch: bool = False
     graph_capture: bool = False
+    kernel_capture: bool = False
     pinned_memory: bool = False
     slot_formats: frozenset[SlotFormat] = frozenset({SlotFormat.STRIDED})
 

@@ -195,12 +195,14 @@ class Violation(EquipoiseError):
     Attributes:
         clause: identifier in `docs/contract.md`.
         plays: what a search counts it as, in plays: many where it took the wait for a deadline.
+        ends_search: whether nothing that is played on the device from now on means anything.
     """
 
-    def __init__(self, clause: str, what: str) -> None:
+    def __init__(self, clause: str, what: str, ends_search: bool = False) -> None:
         super().__init__(f"{clause}: {what}")
         self.clause = clause
         self.plays = 1
+        self.ends_search = ends_search
 
 
 class FormatError(EquipoiseError):

@@ -1,4 +1,4 @@
-"""Backends by name: entry points of installed distributions, PACKAGE:OBJECT, or FAMILY:NAME."""
+"""Backends by name: entry points of installed distributions, FAMILY:NAME, or PACKAGE:OBJECT."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 ACCELERATORS = "equipoise.accelerators"
 COMMUNICATORS = "equipoise.communicators"
-COMMUNICATOR_FAMILIES = "equipoise.communicator_families"
-"""Entry points that take a name and return a `CommunicatorBackend`: FAMILY:NAME."""
+FAMILIES = {
+    ACCELERATORS: "equipoise.accelerator_families",
+    COMMUNICATORS: "equipoise.communicator_families",
+}
+"""Groups of callables that make the backend FAMILY:NAME from NAME, by the group of its kind."""
 T = TypeVar("T")
 
 
@@ -34,7 +37,7 @@ def communicators() -> Mapping[str, "CommunicatorBackend"]:
 
 
 def accelerator(name: str) -> "Backend":
-    """The accelerator backend called `name`, or named as PACKAGE:OBJECT.
+    """The accelerator backend called `name`, or named as FAMILY:NAME or PACKAGE:OBJECT.
 
     Raises:
         BackendUnavailable: there is none of that name, or its module does not import.
@@ -84,15 +87,14 @@ def _difference(backend: object, kind: type) -> str:
 
 
 def _load(group: str, name: str) -> object:
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        if group == COMMUNICATORS:
-            for point in entry_points(group=COMMUNICATOR_FAMILIES, name=module):
-                return point.load()(attribute)
-        return getattr(import_module(module), attribute)
+    first, colon, rest = name.partition(":")
+    if colon:
+        for family in entry_points(group=FAMILIES[group], name=first):
+            return family.load()(rest)
+        return getattr(import_module(first), rest)
     for point in entry_points(group=group, name=name):
         return point.load()
-    families = names(COMMUNICATOR_FAMILIES) if group == COMMUNICATORS else ()
+    families = names(FAMILIES[group])
     ways = " or ".join(["PACKAGE:OBJECT", *(f"{family}:NAME" for family in families)])
     raise BackendUnavailable(
         f"unknown {_noun(group)} {name!r}; known: {', '.join(names(group)) or 'none'} (or {ways})"

@@ -69,12 +69,13 @@ class AscendBackend:
 
         Streams are the hardware's own, so a wait for a value blocks its stream and nothing else.
         """
-        locks = npu_runtime.value_waits()
+        locks, graphs = npu_runtime.value_waits(), not npu_runtime.RUNTIME.why_uncapturable()
         return Capabilities(
             streams=len(Role),
             stream_lock=locks,
             copy_independent_of_launch=locks,
-            graph_capture=not npu_runtime.RUNTIME.why_uncapturable(),
+            graph_capture=graphs,
+            kernel_capture=graphs,
             pinned_memory=True,
             slot_formats=frozenset(SlotFormat),
         )

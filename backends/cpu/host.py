@@ -120,6 +120,7 @@ class HostBackend:
             stream_lock=True,
             copy_independent_of_launch=True,
             graph_capture=True,
+            kernel_capture=True,
         )
 
     def probe(self) -> Probe:

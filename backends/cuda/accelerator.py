@@ -90,6 +90,7 @@ class CudaBackend:
             stream_lock=locks,
             copy_independent_of_launch=locks and not cuda_runtime.shared_queues(),
             graph_capture=True,
+            kernel_capture=True,
             pinned_memory=True,
         )
 

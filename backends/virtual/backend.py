@@ -74,6 +74,7 @@ ALL_CAPABILITIES = Capabilities(
     stream_lock=True,
     copy_independent_of_launch=True,
     graph_capture=True,
+    kernel_capture=True,
     pinned_memory=True,
     slot_formats=frozenset(SlotFormat),
 )

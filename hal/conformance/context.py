@@ -245,7 +245,10 @@ def sync_current_stream(tensor: Tensor) -> Tensor:
 
 def native_stream(device: torch.device) -> Any:
     """The stream of the device's own library that the calling thread launches on."""
-    return torch.get_device_module(device).current_stream(device)
+    module = torch.get_device_module(device)
+    if not hasattr(module, "current_stream"):  # a plug-in may leave it to torch
+        return torch.accelerator.current_stream(device)
+    return module.current_stream(device)
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -169,6 +169,12 @@ def graph_support(traits: Traits) -> str | None:
     return None if traits.accelerator.graph_capture else "graph_capture"
 
 
+def kernel_capture(traits: Traits) -> str | None:
+    """Requires graphs that may hold kernels."""
+    declared = traits.accelerator.kernel_capture
+    return graph_support(traits) or (None if declared else "kernel_capture")
+
+
 def all_of(*needs: Requirement) -> Requirement:
     """The first requirement that is missing."""
     return lambda traits: next(filter(None, (need(traits) for need in needs)), None)

@@ -216,6 +216,8 @@ class SuiteResult:
         """What is judged, by name."""
         if self.judged is Judged.COMMUNICATOR:
             return f"{self.communicator} (on {self.backend})"
+        if not self.communicator:
+            return f"{self.backend} by itself"
         return f"{self.backend} with {self.communicator}"
 
     def clauses(self) -> tuple[ClauseFinding, ...]:

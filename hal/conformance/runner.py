@@ -25,11 +25,20 @@ from equipoise.hal.conformance.profile import (
     Judged,
     Profile,
 )
-from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope
+from equipoise.hal.conformance.property import (
+    DeadlineLength,
+    Property,
+    PropertyScope,
+    Traits,
+    lock_support,
+)
 from equipoise.hal.conformance.result import Finding, SuiteResult
 from equipoise.hal.conformance.search import PropertyViolated, SearchSettings, search
-from equipoise.hal.conformance.subject import Subject
+from equipoise.hal.conformance.subject import Subject, missing_capability
 from equipoise.hal.errors import UsageError
+
+LOCK_LETTER = "L"
+"""Of the clauses of the stream lock."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +146,21 @@ def _play(run: PropertyRun, settings: SearchSettings) -> Finding:
     return Finding(
         property_name=run.claim.name,
         family=run.claim.family,
-        clauses=run.claim.clauses,
+        clauses=_judged_clauses(run.claim, run.subject.traits),
         executor=run.executor.value,
         verdict=verdict,
         seconds=time.monotonic() - began,
     )
+
+
+def _judged_clauses(prop: Property, traits: Traits) -> tuple[str, ...]:
+    """The clauses that a property judges on a subject.
+
+    A property about more than the stream lock goes on without one, and then says nothing of it.
+    """
+    if missing_capability(prop, traits) or lock_support(traits) is None:
+        return prop.clauses
+    return tuple(clause for clause in prop.clauses if not clause.startswith(LOCK_LETTER))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +169,7 @@ class ConformanceRun:
 
     Attributes:
         backend: accelerator backend, by name or as PACKAGE:OBJECT.
-        communicator: communicator backend, likewise.
+        communicator: communicator backend, likewise; empty to judge one device by itself.
         ranks: most processes to play on, where the suite starts them itself.
         profile: how hard to look.
         families: which properties.
@@ -182,7 +201,9 @@ class ConformanceRun:
             BackendUnavailable: a backend is unknown, or cannot run here.
             UsageError: the device cannot be steered.
         """
-        rendezvous = registry.communicator(self.communicator).launcher_rendezvous()
+        rendezvous = None
+        if self.communicator:
+            rendezvous = registry.communicator(self.communicator).launcher_rendezvous()
         if rendezvous is not None and self.steer is not None:
             raise UsageError("a device is steered in one process, not in the ranks of a launch")
         if rendezvous is not None and rendezvous.rank > 0:
@@ -245,7 +266,7 @@ class ConformanceRun:
         executors: tuple[Executor, ...] = (Executor.DEVICE, Executor.RANKS)
         if isinstance(backend, ControlledBackend):
             executors = (Executor.VIRTUAL,)
-        elif self.steer is not None:
+        elif self.steer is not None or not self.communicator:
             executors = (Executor.DEVICE,)
         elif self.judged is Judged.COMMUNICATOR:
             executors = (Executor.RANKS,)

@@ -83,14 +83,16 @@ class _Trial:
     waited: int = 0
     broken: dict[Case, Violation] = field(default_factory=dict)
     found_at: int | None = None
+    over: bool = False
     figure: str | None = None
 
     def play(self, case: Case) -> None:
         if case in self.broken:
             raise self.broken[case]
         spent = self.played + self.waited
-        if self.found_at is not None and spent >= self.found_at + self.effort.max_shrinks:
-            return  # shrunk for long enough: only what is known to break counts
+        shrunk = self.found_at is not None and spent >= self.found_at + self.effort.max_shrinks
+        if shrunk or self.over:
+            return  # only what is known to break counts
         self.played += 1
         try:
             self.figure = self.subject.play(self.claim, case)
@@ -100,6 +102,7 @@ class _Trial:
                 self.found_at = self.played
             else:
                 self.waited += violation.plays - 1
+            self.over = violation.ends_search
             raise
 
 

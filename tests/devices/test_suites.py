@@ -51,6 +51,12 @@ LAZY = "lazy"
 MORE = [pytest.param(name, marks=pytest.mark.deep) for name in ("eager", "delay")]
 
 
+ACCELERATOR = ("--backend", "accelerator:npu")
+"""What torch_npu is as torch drives it, by itself."""
+DEVIATIONS = {"an-unrecorded-event-cannot-be-waited-for": "O3"}
+"""What is known of it, by property: docs/foreign-accelerators.md."""
+
+
 class Judge:
     """Runs commands over the simulated driver that have to end well, and records what they found.
 
@@ -94,6 +100,17 @@ def test_ascend_backend_keeps_the_contract(judge: Judge, schedule: str) -> None:
     judge.keeps("ascend", schedule, *ASCEND)
 
 
+@pytest.mark.parametrize("schedule", [LAZY, *MORE])
+def test_torch_npu_has_known_deviations_only(tmp_path: Path, schedule: str) -> None:
+    figures = tmp_path / "figures.json"
+    suite = (*EQUIPOISE, "conformance", "--quiet", *ACCELERATOR, *FEW, "--json", str(figures))
+    outcome = launch("--schedule", schedule, "--", *suite, limit=LIMIT)
+    assert outcome.code == 1, f"{outcome.out}\n{outcome.err}"
+    rows = json.loads(figures.read_text("utf-8"))["properties"]
+    violated = {row["property"]: row["clause"] for row in rows if row["status"] == "violated"}
+    assert violated == DEVIATIONS
+
+
 @pytest.mark.deep
 def test_ascend_backend_keeps_the_contract_on_drawn_schedules(judge: Judge) -> None:
     judge.keeps("ascend", "explore", *STEERED)
@@ -113,6 +130,7 @@ def test_nccl_communicator_keeps_the_contract(judge: Judge, schedule: str) -> No
     "kind",
     [
         "ascend",
+        "accelerator",
         *(
             pytest.param(kind, marks=pytest.mark.deep)
             for kind in ("ascend-kernels-and-slots", "cuda-slots", "nccl")

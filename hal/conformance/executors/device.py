@@ -29,8 +29,8 @@ from equipoise.hal.conformance.executors.steering import Steer
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.subject import compare_answers, to_violation
-from equipoise.hal.errors import Unsupported, Violation
-from equipoise.hal.stream import Stream
+from equipoise.hal.errors import StreamTimeout, Unsupported, Violation
+from equipoise.hal.stream import Role, Stream
 
 WATCHDOG = 60.0
 """Seconds that the threads of a rank may take for one case."""
@@ -80,6 +80,8 @@ MATRIX_SIDE = 64
 them on the host."""
 MAX_PRODUCTS = 16
 """Maximum number of products."""
+STANDSTILL_TIMEOUT = 5.0
+"""Seconds after which a stream of a closed device stands still. Waited for after a violation."""
 SCRIBBLE = 0xA5
 MAX_REMEMBERED_SIZES = 64
 """How many sizes of dropped memory `scribble_freed_memory` overwrites."""
@@ -197,6 +199,10 @@ class SteeredEnvironment(DeviceEnvironment):
 class DeviceSubject:
     """One device of a backend, freshly opened for every case.
 
+    Where a case leaves a stream that does not drain any more, later cases may meet it again: pools
+    of torch hand streams out in turn. So nothing else is played then, and the case is reported as
+    it was drawn: any program would break the property, down to the empty one.
+
     Args:
         backend: of the device.
         steer: receives the schedule of each case before it is played, where the device has one that
@@ -206,6 +212,7 @@ class DeviceSubject:
     def __init__(self, backend: Backend, steer: Steer | None = None) -> None:
         self._backend = backend
         self._steer = steer
+        self._stuck: tuple[str, Accelerator] | None = None
         self._traits = Traits(
             backend.capabilities, None, (1,), controlled=False, steered=steer is not None
         )
@@ -227,11 +234,25 @@ class DeviceSubject:
         """
         if self._steer is not None:
             self._steer(case.schedule)
+        self._check_standstill(prop)
+        accelerator: Accelerator | None = None
         try:
-            with closing(open_for_rank(self._backend, 0)) as accelerator:
+            accelerator = open_for_rank(self._backend, 0)
+            with closing(accelerator):
                 return compare_answers(prop, case, self._answers(prop, case, accelerator))
         except Exception as error:
-            raise to_violation(prop, error) from error
+            violation = to_violation(prop, error)
+            if accelerator is not None and _stands_still(accelerator):
+                self._stuck = prop.name, accelerator
+                violation.ends_search = True
+            raise violation from error
+
+    def _check_standstill(self, prop: Property) -> None:
+        """Raise `Violation` while a stream of an earlier case stands still."""
+        if self._stuck is not None and _stands_still(self._stuck[1]):
+            since = f"a stream stands still since {self._stuck[0]} was played"
+            raise Violation(prop.clauses[0], since, ends_search=True)
+        self._stuck = None
 
     def _answers(self, prop: Property, case: Case, accelerator: Accelerator) -> list[object]:
         environment_type = DeviceEnvironment if self._steer is None else SteeredEnvironment
@@ -240,6 +261,18 @@ class DeviceSubject:
 
     def close(self) -> None:
         """Nothing is held between cases."""
+
+
+def _stands_still(accelerator: Accelerator) -> bool:
+    """Whether a stream does not drain, although the accelerator was closed."""
+    for role in Role:
+        try:
+            accelerator.stream(role).synchronize(STANDSTILL_TIMEOUT)
+        except StreamTimeout:
+            return True
+        except Exception:  # it has drained, and says that it failed or was closed
+            continue
+    return False
 
 
 def play_on_device(

@@ -20,6 +20,7 @@ from equipoise.hal.conformance.property import (
     concurrent_streams,
     graph_support,
     holdable_stream,
+    kernel_capture,
 )
 from equipoise.hal.errors import StreamTimeout
 from equipoise.hal.kernels import Salt, Tables
@@ -173,7 +174,7 @@ def _kernel_programs(traits: Traits) -> st.SearchStrategy[Program]:
         st.integers(0, EXPERTS - 1).map(lambda expert: Step("feed", (expert,))),
         kernel.map(lambda name: Step("kernel", (name,))),
     ]
-    if graph_support(traits) is None:
+    if kernel_capture(traits) is None:
         steps.append(kernel.map(lambda name: Step("replay", (name,))))
     holds = [[]] if holdable_stream(traits) else [[], [Step("hold")]]
     step_lists = st.lists(st.one_of(steps), min_size=1, max_size=MAX_KERNEL_STEPS)

@@ -239,7 +239,8 @@ def tasks():
 
 def awake():
     device = torch.accelerator.current_accelerator()
-    return device is not None and torch.get_device_module(device).is_initialized()
+    module = device and torch.get_device_module(device)
+    return hasattr(module, "is_initialized") and module.is_initialized()
 
 before = tasks()
 importlib.import_module(sys.argv[1])

@@ -24,7 +24,10 @@ def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
     from equipoise.hal.capabilities import Unavailable
 
     device_backend = registry.accelerator(backend)
-    links = registry.communicator(communicator or device_backend.communicator)
+    name = communicator or device_backend.communicator
+    if not name:
+        return  # a device by itself
+    links = registry.communicator(name)
     if links.launcher_rendezvous() is not None or isinstance(device_backend.probe(), Unavailable):
         return  # a launcher has started them; or there is more to say than a number
     try:

@@ -32,7 +32,8 @@ JSON, HTML = "conformance.json", "conformance.html"
 OPTIONS = (
     Option(key="backend", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
            shown_default="cpu (host without native code); with --communicator it is not judged",
-           help="accelerator under test: a name that `equipoise doctor` lists, or PACKAGE:OBJECT"),
+           help="accelerator under test: a name that `equipoise doctor` lists, PACKAGE:OBJECT, or "
+           "accelerator:NAME for what torch drives by that name"),
     Option(key="communicator", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
            shown_default="the one that goes with the backend",
            help="communicator under test, by name or as PACKAGE:OBJECT"),

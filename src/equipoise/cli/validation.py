@@ -309,6 +309,10 @@ def _join_launcher(settings: RunSettings) -> None:
     from equipoise.hal import registry
 
     name = settings.communicator or registry.accelerator(settings.backend).communicator
+    if not name:
+        raise UsageError(
+            f"--backend {settings.backend} has no communicator of its own: give --communicator"
+        )
     join_launcher(name)
     ranks, launched = settings.ranks, os.environ.get(LAUNCHER_VARIABLE)
     if launched is None and registry.communicator(name).name == MPI:

@@ -86,11 +86,8 @@ def render(result: SuiteResult, colours: ColourMode, programs: Path | None = Non
 
 def headline(result: SuiteResult) -> str:
     """What was tested, and how."""
-    return (
-        f"conformance of {result.subject}, up to "
-        f"{result.ranks} rank{'s' * (result.ranks != 1)}, profile {result.profile}, "
-        f"seed {result.seed}"
-    )
+    ranks = f", up to {result.ranks} rank{'s' * (result.ranks != 1)}" if result.communicator else ""
+    return f"conformance of {result.subject}{ranks}, profile {result.profile}, seed {result.seed}"
 
 
 def verdict(result: SuiteResult) -> str:

@@ -33,6 +33,7 @@ from equipoise.hal.conformance.subject import Subject
 
 FAULTS = "NPUSIM_FAULTS"
 KINDS = {
+    "accelerator": "devices.conformance.broken_accelerators",
     "ascend": "devices.conformance.broken_backends",
     "ascend-kernels-and-slots": "devices.conformance.broken_ascend_kernels_and_slots",
     "cuda-slots": "cudasim.broken_slots",

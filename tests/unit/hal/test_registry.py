@@ -28,6 +28,22 @@ def test_registry_accepts_package_and_object_name() -> None:
     assert registry.communicator("equipoise.backends.cpu:GLOO") is GLOO
 
 
+def test_registry_makes_member_of_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family takes precedence over a package of its name."""
+    point = SimpleNamespace(load=lambda: lambda name: CpuBackend() if name == "any" else None)
+    group = "equipoise.accelerator_families"
+    monkeypatch.setattr(
+        registry,
+        "entry_points",
+        lambda **wanted: [point] if wanted == {"group": group, "name": "equipoise"} else [],
+    )
+    assert isinstance(registry.accelerator("equipoise:any"), CpuBackend)
+    with pytest.raises(BackendUnavailable, match="'equipoise:other' is not a Backend"):
+        registry.accelerator("equipoise:other")
+    with pytest.raises(BackendUnavailable, match="does not import"):
+        registry.communicator("no_such_family:any")
+
+
 def test_registry_unknown_name_lists_known_ones() -> None:
     with pytest.raises(BackendUnavailable, match=r"unknown backend 'abacus'; known: .*\bcpu\b"):
         registry.accelerator("abacus")
@@ -111,7 +127,7 @@ def vars_of_gloo() -> dict[str, object]:
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch) -> None:
     def points(group: str, name: str | None = None) -> list[PointOfFamily]:
-        asked = group == registry.COMMUNICATOR_FAMILIES and name in (None, "pigeons")
+        asked = group == registry.FAMILIES[registry.COMMUNICATORS] and name in (None, "pigeons")
         return [PointOfFamily()] if asked else []
 
     monkeypatch.setattr(registry, "entry_points", points)

@@ -98,3 +98,23 @@ def test_shrinking_takes_at_most_the_given_number_of_plays(plays: int) -> None:
     assert adder.broke_at is not None
     assert adder.plays <= adder.broke_at + plays
     assert verdict.cases == adder.plays
+
+
+def test_search_reports_drawn_case_when_violation_ends_search() -> None:
+    class Stuck(Adder):
+        """Breaks every program after the first that breaks."""
+
+        def play(self, prop: Property, case: Case) -> None:
+            if self.broke_at is not None:
+                raise Violation("O1", "stands still")
+            try:
+                super().play(prop, case)
+            except Violation as violation:
+                violation.ends_search = True
+                raise
+
+    stuck = Stuck()
+    verdict = search(SUMS, stuck, SearchSettings(cases=100))
+    assert isinstance(verdict, PropertyViolated)
+    assert verdict.what == "O1: too much"
+    assert stuck.broke_at == stuck.plays

@@ -1,0 +1,56 @@
+"""A device with a stream that stands still: the case that stopped it is reported, and no other."""
+
+import pytest
+
+from equipoise.backends.cpu import stream
+from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.executors.device import DeviceSubject
+from equipoise.hal.conformance.search import PropertyHeld, PropertyViolated, SearchSettings, search
+from equipoise.hal.errors import StreamTimeout
+from equipoise.hal.stream import Role
+
+FIRST = suite.find("launches-run-in-the-order-that-streams-and-events-give")
+SECOND = suite.find("an-event-says-when-its-point-is-reached")
+
+
+class CountingBackend(CpuBackend):
+    """Counts how often a device is opened."""
+
+    opened = 0
+
+    def open(self, index: int) -> CpuAccelerator:
+        self.opened += 1
+        return super().open(index)
+
+
+@pytest.fixture
+def stuck_roles(monkeypatch: pytest.MonkeyPatch) -> set[Role]:
+    """Streams of these roles do not drain; closed streams of other roles say that they are."""
+    roles, healthy = {Role.COPY}, stream.CpuStream.synchronize
+
+    def synchronize(self: stream.CpuStream, timeout: float) -> None:
+        if self.role in roles:
+            raise StreamTimeout("not drained")
+        healthy(self, timeout)
+
+    monkeypatch.setattr(stream.CpuStream, "synchronize", synchronize)
+    return roles
+
+
+def test_device_that_stands_still_is_not_shrunk_on(stuck_roles: set[Role]) -> None:
+    backend = CountingBackend()
+    subject, effort = DeviceSubject(backend), SearchSettings(cases=20)
+    first, second = search(FIRST, subject, effort), search(SECOND, subject, effort)
+    assert isinstance(first, PropertyViolated)
+    assert "stands still though nothing is due" in first.what
+    assert isinstance(second, PropertyViolated)
+    assert second.what == f"O7: a stream stands still since {FIRST.name} was played"
+    assert backend.opened == 1
+
+
+def test_device_that_drains_again_is_judged_again(stuck_roles: set[Role]) -> None:
+    subject, effort = DeviceSubject(CpuBackend()), SearchSettings(cases=5)
+    search(FIRST, subject, effort)
+    stuck_roles.clear()
+    assert isinstance(search(SECOND, subject, effort), PropertyHeld)
