@@ -10,9 +10,11 @@ from equipoise.hal.errors import BackendUnavailable
 if TYPE_CHECKING:
     from equipoise.hal.accelerator import Backend
     from equipoise.hal.communicator import CommunicatorBackend
+    from equipoise.hal.expert_parallel import ExpertParallelLibrary
 
 ACCELERATORS = "equipoise.accelerators"
 COMMUNICATORS = "equipoise.communicators"
+EXPERT_PARALLEL = "equipoise.expert_parallel"
 T = TypeVar("T")
 
 
@@ -50,6 +52,13 @@ def communicator(name: str) -> "CommunicatorBackend":
     return _find(COMMUNICATORS, name, CommunicatorBackend)  # type: ignore[type-abstract]
 
 
+def expert_parallel(name: str) -> "ExpertParallelLibrary":
+    """The expert-parallel library called `name`; raises as `accelerator` does."""
+    from equipoise.hal.expert_parallel import ExpertParallelLibrary
+
+    return _find(EXPERT_PARALLEL, name, ExpertParallelLibrary)  # type: ignore[type-abstract]
+
+
 def _find(group: str, name: str, kind: type[T]) -> T:
     noun = _noun(group)
     try:
@@ -65,7 +74,8 @@ def _find(group: str, name: str, kind: type[T]) -> T:
 
 def _noun(group: str) -> str:
     """Returns what the user calls an entry of a group: the argument that names it."""
-    return "communicator" if group == COMMUNICATORS else "backend"
+    nouns = {COMMUNICATORS: "communicator", EXPERT_PARALLEL: "expert-parallel library"}
+    return nouns.get(group, "backend")
 
 
 def _difference(backend: object, kind: type) -> str:

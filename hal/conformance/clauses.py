@@ -19,8 +19,10 @@ FAMILIES = (
     "resources",
     "overlap",
 )
-"""What properties are grouped by."""
-CLAUSE_LETTERS = "OVAKPESDGXLCBRT"
+"""What properties of a backend are grouped by."""
+EXPERT_PARALLEL = "expert_parallel"
+"""The family that judges an expert-parallel library, where one is named; never part of another."""
+CLAUSE_LETTERS = "OVAKPESDGXLCBRTM"
 """The letters of the contract, in its order."""
 
 TITLES: Mapping[str, str] = {
@@ -132,6 +134,22 @@ TITLES: Mapping[str, str] = {
     "R3": "signatures equal the protocol's",
     "R4": "importing initialises nothing",
     "T1": "copy, communication and compute overlap",
+    "M1": "combine is the dense sum over a token's choices",
+    "M2": "each row arrives once, whole, at the expert that it names",
+    "M3": "no tokens, and all of them for one expert, are right too",
+    "M4": "padding counts for nothing, a repeated expert each time",
+    "M5": "the counts told are those of the rows received",
+    "M6": "what is passed is only read, its neighbours untouched",
+    "M7": "later launches may overwrite what was passed",
+    "M8": "an ended handle is refused, or gives its own result",
+    "M9": "dispatches in flight do not mix",
+    "M10": "lost ranks are left out, and all else stays right",
+    "M11": "a captured step is replayed with new contents",
+    "M12": "a batch that does not fit is refused before it is sent",
+    "M13": "what exceeds a capacity is told on every rank",
+    "M14": "a peer that does not come is told by the deadline",
+    "M15": "ranks of different generations are told, all of them",
+    "M16": "steps leak nothing, closing is bounded, and again no error",
 }
 """Identifier by identifier, in the order of the contract."""
 

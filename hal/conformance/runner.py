@@ -141,6 +141,7 @@ class ConformanceRun:
         cases: how many of each property, where the profile is not to say so.
         steer: receives the schedule of each case, as PACKAGE:OBJECT; then one device by itself
             is played, since a schedule is chosen within a process.
+        library: the expert-parallel library that is judged, by name or as PACKAGE:OBJECT.
     """
 
     backend: str
@@ -151,6 +152,7 @@ class ConformanceRun:
     seed: int
     cases: int | None = None
     steer: str | None = None
+    library: str | None = None
 
     def run(self, watcher: ProgressListener) -> SuiteResult | None:
         """Play everything; None on ranks that a launcher started and that are not the first.
@@ -163,7 +165,7 @@ class ConformanceRun:
         if rendezvous is not None and self.steer is not None:
             raise UsageError("a device is steered in one process, not in the ranks of a launch")
         if rendezvous is not None and rendezvous.rank > 0:
-            launched.serve_rank(self.backend, self.communicator, rendezvous)
+            launched.serve_rank(self.backend, self.communicator, rendezvous, self.library)
             return None
         began = time.monotonic()
         with self.subjects(rendezvous) as subjects:
@@ -197,12 +199,17 @@ class ConformanceRun:
     def _subjects(self, rendezvous: Rendezvous | None) -> dict[Executor, Subject]:
         backend = registry.accelerator(self.backend)
         if isinstance(backend, ControlledBackend):
-            return {Executor.VIRTUAL: ControlledSubject(backend)}
+            library = registry.expert_parallel(self.library) if self.library else None
+            return {Executor.VIRTUAL: ControlledSubject(backend, library)}
         if self.steer is not None:
             return {Executor.DEVICE: DeviceSubject(backend, load_steer(self.steer))}
         ranks: Subject
         if rendezvous is None:
-            ranks = ProcessSubject(self.backend, self.communicator, self.ranks)
+            ranks = ProcessSubject(
+                self.backend, self.communicator, self.ranks, library=self.library
+            )
         else:
-            ranks = launched.LaunchedSubject(self.backend, self.communicator, rendezvous)
+            ranks = launched.LaunchedSubject(
+                self.backend, self.communicator, rendezvous, library=self.library
+            )
         return {Executor.DEVICE: DeviceSubject(backend), Executor.RANKS: ranks}

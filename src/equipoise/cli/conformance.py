@@ -32,6 +32,7 @@ from equipoise.cli.validation import (
 )
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
+from equipoise.hal.conformance.clauses import EXPERT_PARALLEL, FAMILIES
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
 from equipoise.hal.errors import UsageError
@@ -195,6 +196,8 @@ def validate(request: ConformanceRequest) -> None:
         name = request.communicator
         check_backend("--communicator", name, registry.COMMUNICATORS, registry.communicator)
         _check_available("--communicator", name, registry.communicator)
+    if request.expert_parallel is not None:
+        _check_expert_parallel(request, request.expert_parallel)
     if request.schedule_from is not None:
         _check_schedule_source(request.schedule_from, request.backend)
     else:
@@ -220,6 +223,15 @@ def _check_numbers(request: ConformanceRequest) -> None:
         raise UsageError(f"--seed must be at least 0, got {request.seed}")
     if request.cases is not None:
         check_count("--cases", request.cases, MAX_CASES)
+
+
+def _check_expert_parallel(request: ConformanceRequest, name: str) -> None:
+    if request.only != FAMILIES or request.schedule_from is not None:
+        raise UsageError(
+            "--expert-parallel judges a library on ranks: leave out --only and --schedule-from"
+        )
+    check_backend("--expert-parallel", name, registry.EXPERT_PARALLEL, registry.expert_parallel)
+    _check_available("--expert-parallel", name, registry.expert_parallel)
 
 
 def _check_available(flag: str, name: str, find: Callable[[str], Any]) -> None:
@@ -262,10 +274,11 @@ def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
         communicator=communicator,
         ranks=request.ranks,
         profile=request.profile,
-        families=request.only,
+        families=request.only if request.expert_parallel is None else (EXPERT_PARALLEL,),
         seed=request.seed,
         cases=request.cases,
         steer=request.schedule_from,
+        library=request.expert_parallel,
     )
     watcher = conformance_progress_for(request.progress)
     try:

@@ -19,6 +19,10 @@ OPTIONS = (
     Option(key="communicator", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
            shown_default="the one that goes with the backend",
            help="communicator under test, by name or as PACKAGE:OBJECT"),
+    Option(key="expert_parallel", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
+           shown_default="none",
+           help="judge this expert-parallel library, by name or as PACKAGE:OBJECT, and nothing of "
+           "the backend and the communicator that it runs on"),
     Option(key="ranks", kind=kinds.WHOLE, group=SUBJECT, metavar="N", shown_default="4",
            help="most processes to test the communicator on; smaller groups are tested too"),
     Option(key="schedule_from", kind=kinds.NAME, group=SUBJECT, metavar="PACKAGE:OBJECT",
@@ -51,6 +55,7 @@ class ConformanceRequest:
 
     backend: str = "cpu"
     communicator: str | None = None
+    expert_parallel: str | None = None
     ranks: int = 4
     schedule_from: str | None = None
     profile: Profile = Profile.CI
