@@ -299,7 +299,7 @@ class FixedCapacityLibrary:
             ExchangeError: the experts cannot be divided evenly, or a size is too small.
             CommunicatorFailed: a rank did not arrive by the deadline.
         """
-        form = _format(config, fabric.control.size)
+        form = exchange_format(config, fabric.control.size)
         return FixedCapacityGroup(form, accelerator, fabric.open(purpose), config.deadline)
 
 
@@ -333,12 +333,12 @@ class VariableSizeLibrary:
         self, config: ExpertParallelConfig, accelerator: Accelerator, fabric: Fabric, purpose: str
     ) -> VariableSizeGroup:
         """Open a group over a communicator of its own; raises as `FixedCapacityLibrary.open`."""
-        form = _format(config, fabric.control.size)
+        form = exchange_format(config, fabric.control.size)
         return VariableSizeGroup(form, accelerator, fabric, purpose, config.deadline)
 
 
-def _format(config: ExpertParallelConfig, ranks: int) -> ExchangeFormat:
-    """Raises `ExchangeError` unless the experts are divided evenly."""
+def exchange_format(config: ExpertParallelConfig, ranks: int) -> ExchangeFormat:
+    """The format of an exchange among `ranks`; `ExchangeError` for experts that do not divide."""
     if config.experts % ranks:
         raise ExchangeError(f"experts: expected a multiple of {ranks} ranks, got {config.experts}")
     row = RowFormat((config.hidden,), config.dtype)

@@ -55,6 +55,10 @@ MAX_TOKENS = 4
 MAX_EXPERTS_PER_RANK = 3
 HIDDEN_SIZES = (8, 24)
 """Row lengths where the library takes any."""
+LARGE_BATCHES = (1, 64, 65, 129)
+"""Tokens of the ranks in one batch of a large case, in turn."""
+MAX_LARGE_BATCH = 200
+"""Tokens of every rank in the other batch: more rows for a rank than 1024."""
 
 
 def has_library(traits: Traits) -> bool:
@@ -641,10 +645,11 @@ def _large_programs(draw: st.DrawFn, traits: Traits) -> Program:
         "reals": 0,
     }
     steps: list[Step] = []
-    for _ in range(2):
+    seed = draw(st.integers(0, 99))
+    for batch in range(2):
         for rank in range(size):
-            count = draw(st.sampled_from([1, 64, 65, 129, 200]))
-            steps.append(Step("tokens", (count, draw(st.integers(0, 99))), rank))
+            count = LARGE_BATCHES[(rank + seed) % len(LARGE_BATCHES)] if batch else MAX_LARGE_BATCH
+            steps.append(Step("tokens", (count, seed + rank), rank))
         steps += [Step("dispatch"), Step("finish")]
     return make_program(steps, size, values)
 
