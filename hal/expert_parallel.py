@@ -4,10 +4,12 @@ The protocol is what NCCL-EP, DeepEP, FlashInfer's `moe_ep`, NIXL-EP and torch_n
 dispatch have in common, so that one suite judges them all (clauses M1 to M16).
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,8 +17,10 @@ from torch import Tensor
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.capabilities import Probe
 from equipoise.hal.communicator import Fabric
-from equipoise.hal.errors import Unsupported
+from equipoise.hal.errors import StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Stream
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,7 @@ class ExpertParallelCapabilities:
         padding: a choice of -1 selects no expert.
         repeated_experts: a token may choose an expert more than once; each choice counts.
         counts: the rows for each local expert are told.
+        checked_batches: a batch that does not fit the configuration raises before any side effect.
         in_flight: dispatches that may be open, from their call to the end of their combine.
         masks: `set_active` works.
         graph_capture: dispatch and combine may be captured in a graph, and replayed.
@@ -53,6 +58,7 @@ class ExpertParallelCapabilities:
     padding: bool = False
     repeated_experts: bool = False
     counts: bool = False
+    checked_batches: bool = False
     in_flight: int = 1
     masks: bool = False
     graph_capture: bool = False
@@ -107,7 +113,10 @@ class StepStatus(Protocol):
     """Says how a step ended."""
 
     def ready(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
+        """Whether `result` would return, or raise, at once; has no side effect.
+
+        It may stay false after a failure where the device stands still: `result` tells.
+        """
         ...
 
     def result(self, timeout: float) -> None:
@@ -122,11 +131,21 @@ class StepStatus(Protocol):
         ...
 
 
-class EventStatus:
-    """The status of a step that is right if the stream comes to its end."""
+POLL_INTERVAL = 0.05
+"""Seconds between two looks at whether the stream has failed."""
 
-    def __init__(self, event: Event) -> None:
+
+class EventStatus:
+    """The status of a step that is right if the stream comes to its end.
+
+    Args:
+        event: recorded at the end of the step.
+        stream: that it was recorded on.
+    """
+
+    def __init__(self, event: Event, stream: Stream) -> None:
         self._event = event
+        self._stream = stream
 
     def ready(self) -> bool:
         """Whether the stream has come to its end."""
@@ -134,7 +153,28 @@ class EventStatus:
 
     def result(self, timeout: float) -> None:
         """Wait for it. Raises `StreamFailed` and `StreamTimeout`."""
-        self._event.synchronize(timeout)
+        wait_checked(self._event.synchronize, self._stream, timeout)
+
+
+def wait_checked(wait: Callable[[float], T], stream: Stream, timeout: float) -> T:
+    """Return what `wait` returns, which raises `StreamTimeout` after the seconds that it is given.
+
+    A stream that failed may stand still on the device, where nothing can end the operation that it
+    waits for (clause E10): the host learns it from the stream only.
+
+    Raises:
+        StreamFailed: the stream has failed.
+        StreamTimeout: not within `timeout` seconds.
+    """
+    expiry = time.monotonic() + timeout
+    while True:
+        left = expiry - time.monotonic()
+        try:
+            return wait(max(0.0, min(left, POLL_INTERVAL)))
+        except StreamTimeout:
+            stream.launch(lambda: None)  # raises if the stream has failed
+            if left <= POLL_INTERVAL:
+                raise
 
 
 class ExpertParallelGroup(ABC):
@@ -143,15 +183,16 @@ class ExpertParallelGroup(ABC):
     It is a class and no protocol, so that an author writes three methods and inherits the others.
     All ranks make the same calls in the same order. A call launches its work on `stream`, after
     what was launched there before, or does it at once; what it returns is valid for what is
-    launched on `stream` later. Later launches may overwrite what was passed. A batch that does not
-    fit the configuration raises before any side effect.
+    launched on `stream` later. Later launches may overwrite what was passed.
 
     Args:
         accelerator: of all streams.
+        deadline: seconds that the host may wait for a stream.
     """
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, deadline: float) -> None:
         self._accelerator = accelerator
+        self._deadline = deadline
 
     @abstractmethod
     def dispatch(
@@ -184,11 +225,23 @@ class ExpertParallelGroup(ABC):
     def close(self) -> None:
         """Release all resources, within a bounded time; closing again is no error."""
 
+    @contextmanager
+    def ordered(self, stream: Stream) -> Iterator[None]:
+        """Run a library's calls after what was launched on `stream`, which is current meanwhile.
+
+        On a device they launch there. On the CPU, where a library works in its call, the host
+        waits for the stream first.
+        """
+        if self._accelerator.device.type == "cpu":
+            stream.synchronize(self._deadline)
+        with stream.current():
+            yield
+
     def finish(self, stream: Stream) -> StepStatus:
         """End a step: its results may be used when the status says that it was right."""
         event = self._accelerator.event()
         stream.record(event)
-        return EventStatus(event)
+        return EventStatus(event, stream)
 
     def set_active(self, ranks: Sequence[int]) -> None:
         """From the next dispatch on, only `ranks` take part, and call it with equal `ranks`.

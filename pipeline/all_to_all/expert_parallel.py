@@ -21,6 +21,7 @@ from equipoise.hal.expert_parallel import (
     ExpertParallelGroup,
     ReceivedTokens,
     StepStatus,
+    wait_checked,
 )
 from equipoise.hal.stream import Stream
 from equipoise.pipeline.all_to_all.fallback import DispatchHandle, FallbackExchange, TokenExchange
@@ -68,6 +69,7 @@ class ExchangeGroup(ExpertParallelGroup):
         accelerator: of all streams.
         exchange: sends the rows.
         communicator: that the exchange uses; closed with the group.
+        deadline: seconds that the host waits for a stream, or for counts.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class ExchangeGroup(ExpertParallelGroup):
         accelerator: Accelerator,
         exchange: TokenExchange,
         communicator: Communicator,
+        deadline: float,
     ) -> None:
-        super().__init__(accelerator)
+        super().__init__(accelerator, deadline)
         self._form = form
         self._exchange = exchange
         self._communicator = communicator
@@ -98,11 +101,12 @@ class ExchangeGroup(ExpertParallelGroup):
         batch = Batch(expert_ids, (tokens,), self._generation, self._loads)
         dispatched = self._exchange.dispatch(batch, stream)
         received = dispatched.wait(stream)
-        kept_weights = torch.empty_like(weights)
         entries = received.entry_slots
-        rows = tokens.new_empty((entries.shape[0], *form.result.shape))
-        experts = torch.empty_like(entries)
-        counts = entries.new_empty(form.slots_per_rank)
+        with stream.current():  # an allocator then reuses them in the order of the stream
+            kept_weights = torch.empty_like(weights)
+            rows = tokens.new_empty((entries.shape[0], *form.result.shape))
+            experts = torch.empty_like(entries)
+            counts = entries.new_empty(form.slots_per_rank)
         stream.launch(partial(kept_weights.copy_, weights))
         stream.launch(partial(self._list_rows, received, rows, experts, counts))
         return ReceivedTokens(rows, experts, counts, ExchangeHandle(dispatched, kept_weights))
@@ -118,7 +122,8 @@ class ExchangeGroup(ExpertParallelGroup):
             raise ExchangeMisuse(f"expected the handle of a dispatch, got {handle!r}")
         combined = handle.dispatched.combine(outputs, stream)
         results = combined.wait(stream)
-        out = outputs.new_empty((handle.weights.shape[0], *self._form.result.shape))
+        with stream.current():
+            out = outputs.new_empty((handle.weights.shape[0], *self._form.result.shape))
         stream.launch(partial(_sum_by_weight, out, results, handle.weights))
         combined.release(stream)
         return out
@@ -170,12 +175,11 @@ class VariableSizeGroup(ExchangeGroup):
     ) -> None:
         self._fabric = fabric
         self._purpose = purpose
-        self._deadline = deadline
         self._reopenings = 0
         communicator = fabric.open(purpose)
         ranks = range(form.ranks)
         exchange = FallbackExchange(form, communicator, accelerator, deadline, ranks)
-        super().__init__(form, accelerator, exchange, communicator)
+        super().__init__(form, accelerator, exchange, communicator, deadline)
 
     def set_active(self, ranks: Sequence[int]) -> None:
         """Go on over a communicator among `ranks` only.
@@ -210,14 +214,13 @@ class FixedCapacityGroup(ExchangeGroup):
         communicator: Communicator,
         deadline: float,
     ) -> None:
-        self._deadline = deadline
         transport = AllRanksTransport(communicator, accelerator, deadline)
         self._fixed = self._make_exchange(form, accelerator, transport)
-        super().__init__(form, accelerator, self._fixed, communicator)
+        super().__init__(form, accelerator, self._fixed, communicator, deadline)
 
     def finish(self, stream: Stream) -> StepStatus:
         """Launch reading the status of the step."""
-        return FixedCapacityStatus(self._fixed.read_status(stream))
+        return FixedCapacityStatus(self._fixed.read_status(stream), stream)
 
     def set_active(self, ranks: Sequence[int]) -> None:
         """Go on with an exchange among `ranks`, over the same communicator.
@@ -239,10 +242,16 @@ class FixedCapacityGroup(ExchangeGroup):
 
 
 class FixedCapacityStatus:
-    """The status of a step with fixed capacities."""
+    """The status of a step with fixed capacities.
 
-    def __init__(self, readback: StatusReadback) -> None:
+    Args:
+        readback: of the exchange's status.
+        stream: that it was launched on.
+    """
+
+    def __init__(self, readback: StatusReadback, stream: Stream) -> None:
         self._readback = readback
+        self._stream = stream
 
     def ready(self) -> bool:
         """Whether `result` would return at once."""
@@ -256,7 +265,7 @@ class FixedCapacityStatus:
             GenerationMismatch: a rank dispatched with another generation.
             StreamFailed: a call failed.
         """
-        match self._readback.result(timeout):
+        match wait_checked(self._readback.result, self._stream, timeout):
             case StepOverflowed(rows_over=rows, results_over=results):
                 raise CapacityExceeded(
                     f"the fullest message exceeded its capacity by {rows} rows, {results} results"
@@ -279,6 +288,7 @@ class FixedCapacityLibrary:
             padding=True,
             repeated_experts=True,
             counts=True,
+            checked_batches=True,
             in_flight=NUM_BUFFER_SETS,
             masks=True,
             row_capacity=True,
@@ -319,6 +329,7 @@ class VariableSizeLibrary:
             padding=True,
             repeated_experts=True,
             counts=True,
+            checked_batches=True,
             in_flight=NUM_BUFFER_SETS,
             masks=True,
             deadline=True,

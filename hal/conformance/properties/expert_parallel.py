@@ -505,12 +505,13 @@ def _step(run: ExpertRun, batch: Batch) -> Play:
         return error
     yield Until(status.ready, "the end of a step")
     try:
-        status.result(run.ctx.timeout)
+        status.result(run.patience)
     except StreamTimeout as error:
         what = f"dispatch {batch.number} neither ended nor failed: {error}"
         raise Violation(run.blame.result, what) from error
     except Exception as error:
         return error
+    run.in_use.clear()
     return None
 
 
@@ -778,6 +779,7 @@ PROPERTIES = (
         "What differs from the configuration raises on its rank, and the next step is right.",
         lambda traits: _misfit_programs(traits),
         _play_misfits,
+        needs=needs_capability("checked_batches"),
     ),
     _property(
         "what-exceeds-a-capacity-is-told",
