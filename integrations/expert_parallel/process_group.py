@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import CommunicatorFailed
@@ -15,10 +16,15 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 """Backend of torch.distributed by type of device."""
 
 
+_open_groups: list["ProcessGroup"] = []
+"""The process group that is open, if one is."""
+
+
 class ProcessGroup:
     """The default process group of this process; there is one at a time.
 
-    Collective among the ranks of `fabric`. Rank 0 holds the store.
+    Collective among the ranks of `fabric`. Rank 0 holds the store. One that an earlier case has
+    left open, because it failed, is ended first.
 
     Args:
         fabric: how the ranks meet.
@@ -27,36 +33,49 @@ class ProcessGroup:
         deadline: seconds that any wait may last.
 
     Raises:
-        CommunicatorFailed: the ranks cannot meet, or another group is open.
+        CommunicatorFailed: the ranks cannot meet, or a group is open that is not one of these.
         BallotIncomplete: rank 0 did not say in time where its store is.
     """
 
     def __init__(self, fabric: Fabric, purpose: str, device: torch.device, deadline: float) -> None:
         control, question = fabric.control, f"{purpose}/store"
+        while _open_groups:
+            _open_groups[-1].close()
         if dist.is_initialized():
             raise CommunicatorFailed("torch.distributed has a default process group already")
         timeout = timedelta(seconds=deadline)
         rank, size = control.rank, control.size
         with _as_failure(purpose):
             if rank == 0:
-                host = socket.gethostname()
-                store = dist.TCPStore(host, 0, is_master=True, timeout=timeout)
+                host = _own_address()
+                store = TCPStore(host, 0, is_master=True, timeout=timeout)
                 control.cast(question, f"{host} {store.port}".encode())
             else:
                 (where,) = control.collect(question, deadline, [0])
                 host, port = where.decode().split()
-                store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+                store = TCPStore(host, int(port), is_master=False, timeout=timeout)
             dist.init_process_group(
                 BACKENDS[device.type], store=store, rank=rank, world_size=size, timeout=timeout
             )
+        assert dist.group.WORLD is not None
         self.group: dist.ProcessGroup = dist.group.WORLD
         self.rank = rank
         self.size = size
+        _open_groups.append(self)
 
     def close(self) -> None:
         """End it; closing again is no error."""
-        if dist.is_initialized():
+        if self in _open_groups:
+            _open_groups.remove(self)
             dist.destroy_process_group()
+
+
+def _own_address() -> str:
+    """What other machines reach this one by; loopback where its name means nothing."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
 
 
 @contextmanager

@@ -252,17 +252,17 @@ def play_together(ctx: RankContext, program: Program) -> Play:
 
 
 def play_expert_step(ctx: RankContext, program: Program) -> Play:
-    """One token of rank 0 goes to the last rank, and comes back."""
+    """A token of the last rank goes to its expert, and comes back."""
     run: ExpertRun = yield from open_run(ctx, program, Blame(CLAUSE, CLAUSE))
     yield from play_steps(run, program, usual_calls(run, program))
     yield from close_run(run)
 
 
 def expert_step(size: int) -> Program:
-    values = {"hidden": 8, "experts_per_rank": 1, "dtype": "float32", "spare": 1}
-    zeros = dict.fromkeys(("row_capacity", "reals"), 0)
+    ones: dict[str, int | str] = dict.fromkeys(("experts_per_rank", "top_k", "replicas"), 1)
+    zeros: dict[str, int | str] = dict.fromkeys(("row_capacity", "reals", "spare"), 0)
     steps = [Step("token", (size - 1,), size - 1), Step("dispatch"), Step("finish")]
-    return make_program(steps, size, values | zeros | {"top_k": 1, "replicas": 1})
+    return make_program(steps, size, {"hidden": 8, "dtype": "float32", **ones, **zeros})
 
 
 ALONE = make_program(

@@ -44,6 +44,7 @@ from equipoise.hal.conformance.property import (
     PropertyScope,
     Requirement,
     Traits,
+    all_of,
     no_comparison,
     no_requirement,
 )
@@ -562,6 +563,12 @@ def _play_absence(ctx: RankContext, program: Program) -> Play:
     run.group.close()
 
 
+def _releasable_stream(traits: Traits) -> str | None:
+    """Requires that an operation that failed does not block the device for later cases."""
+    communicator = traits.comm_capabilities
+    return "abort" if communicator.stream_ordered and not communicator.abort else None
+
+
 def _chosen(run: ExpertRun, batch: Batch, home: int) -> bool:
     """Whether a token of this rank chose an expert of rank `home`."""
     per_rank = run.sizes.experts_per_rank
@@ -674,7 +681,7 @@ def _property(
         programs=programs,
         play=play,
         judge=judge,
-        needs=lambda traits: needs_ranks()(traits) or needs(traits),
+        needs=all_of(needs_ranks(), needs),
         applies_to=has_library,
         scope=PropertyScope.GROUP,
         **others,
@@ -763,7 +770,7 @@ PROPERTIES = (
         "Without the ranks that are masked, the others go on, and only their choices count.",
         lambda traits: _mask_programs(traits),
         _play_masks,
-        needs=lambda traits: needs_capability("masks")(traits) or needs_ranks(2)(traits),
+        needs=all_of(needs_capability("masks"), needs_ranks(2)),
     ),
     _property(
         "a-captured-step-is-replayed-with-new-contents",
@@ -796,7 +803,7 @@ PROPERTIES = (
         "When a rank does not dispatch, or does not combine, the others' step fails in time.",
         lambda traits: _absence_programs(traits),
         _play_absence,
-        needs=lambda traits: needs_capability("deadline")(traits) or needs_ranks(2)(traits),
+        needs=all_of(needs_capability("deadline"), needs_ranks(2), _releasable_stream),
         deadline=DeadlineLength.SHORT,
     ),
     _property(
@@ -805,7 +812,7 @@ PROPERTIES = (
         "A step whose ranks route by different tables fails on all of them, and no other does.",
         lambda traits: _generation_programs(traits),
         _play_generations,
-        needs=lambda traits: needs_capability("generations")(traits) or needs_ranks(2)(traits),
+        needs=all_of(needs_capability("generations"), needs_ranks(2)),
     ),
     _property(
         "steps-leak-nothing",

@@ -239,7 +239,7 @@ class ReadsIdsAgain(FixedCapacityGroup):
 
     def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
         assert isinstance(handle, ExchangeHandle)
-        ids, kept = self._ids.get(id(handle)), handle.weights
+        ids, kept = self._ids.pop(id(handle), None), handle.weights
         if ids is None:
             return super().combine(outputs, handle, stream)
         weights = torch.empty_like(kept)
@@ -547,6 +547,26 @@ class ClosesOnce(FixedCapacityGroup):
         super().close()
 
 
+RESULTS = (
+    "combine-is-the-dense-sum",
+    "real-numbers-keep-the-declared-precision",
+    "many-tokens-arrive-at-many-experts",
+    "uneven-loads-arrive-whole",
+    "padding-and-repeated-experts-count-as-they-are",
+    "counts-are-those-of-the-rows",
+    "what-is-passed-is-only-read",
+    "later-launches-may-overwrite-what-was-passed",
+    "an-ended-handle-is-refused-or-right",
+    "dispatches-in-flight-do-not-mix",
+    "lost-ranks-are-left-out",
+    "a-batch-that-does-not-fit-is-refused",
+    "what-exceeds-a-capacity-is-told",
+    "ranks-of-different-generations-are-told",
+    "steps-leak-nothing",
+)
+"""All properties that look at the results of ordinary steps."""
+
+
 def _fixed(group: type[FixedCapacityGroup]) -> Any:
     return library_with(FixedLibrary(group=group))
 
@@ -558,6 +578,7 @@ MUTANTS = (
         broken="Results are summed as if every weight were one.",
         property="combine-is-the-dense-sum",
         subject=_fixed(IgnoresWeights),
+        also=RESULTS,  # every ordinary step is wrong
     ),
     Mutant(
         name="sums-are-rounded-after-each-choice",
@@ -572,6 +593,7 @@ MUTANTS = (
         broken="Choices after the third are left out of the sum.",
         property="combine-is-the-dense-sum",
         subject=_fixed(SumsThreeChoices),
+        also=RESULTS,  # every ordinary step is wrong
     ),
     Mutant(
         name="two-local-experts-are-swapped",
@@ -579,6 +601,7 @@ MUTANTS = (
         broken="Rows of the last two experts of a rank are taken for each other's.",
         property="combine-is-the-dense-sum",
         subject=_fixed(SwapsLocalExperts),
+        also=RESULTS,  # every ordinary step is wrong
     ),
     Mutant(
         name="one-row-stands-for-all",
@@ -586,6 +609,7 @@ MUTANTS = (
         broken="A rank that received more than three rows has the first one in place of others.",
         property="combine-is-the-dense-sum",
         subject=_fixed(RepeatsFirstRow),
+        also=RESULTS,  # every ordinary step is wrong
     ),
     Mutant(
         name="rows-after-the-first-1024-are-lost",
@@ -608,6 +632,7 @@ MUTANTS = (
         broken="Rows for an expert that more than three quarters of all tokens chose are dropped.",
         property="uneven-loads-arrive-whole",
         subject=_fixed(SharesRoomEvenly),
+        also=RESULTS,  # every ordinary step is wrong
     ),
     Mutant(
         name="padding-is-sent-to-expert-zero",

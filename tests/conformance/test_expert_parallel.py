@@ -1,0 +1,76 @@
+"""Our exchange keeps the clauses of an expert-parallel library, in both forms; no false alarms."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conformance.mutants.expert_libraries import LoneLibrary
+from helpers.paths import SEARCH_PATH
+from helpers.records import RecordProperty, add_clauses
+from helpers.tiers import DEEP
+
+from equipoise.backends.virtual import BACKEND
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.clauses import EXPERT_PARALLEL
+from equipoise.hal.conformance.executors.controlled import ControlledSubject
+from equipoise.hal.conformance.property import Property
+from equipoise.hal.conformance.search import (
+    PropertyUnsupported,
+    PropertyViolated,
+    SearchSettings,
+    search,
+)
+from equipoise.hal.expert_parallel import ExpertParallelLibrary
+from equipoise.pipeline.all_to_all.expert_parallel import FIXED_CAPACITY
+
+LIMIT = 3_000.0 if DEEP else 300.0
+pytestmark = pytest.mark.timeout(LIMIT + 100)
+SEEDS, CASES = (range(20), 100) if DEEP else (range(2), 25)
+PROPERTIES = suite.family(EXPERT_PARALLEL)
+FORMS = "equipoise.pipeline.all_to_all.expert_parallel"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH_PATH}
+
+
+@pytest.mark.parametrize("form", ["FIXED_CAPACITY", "VARIABLE_SIZE"])
+def test_exchange_keeps_clauses_of_expert_parallel_library(
+    form: str, tmp_path: Path, record_property: RecordProperty
+) -> None:
+    verdicts = tmp_path / "verdicts.json"
+    suite_command = (sys.executable, "-m", "equipoise", "conformance", "--quiet")
+    library = ("--backend", "cpu", "--ranks", "4", "--expert-parallel", f"{FORMS}:{form}")
+    command = (*suite_command, *library, *(("--profile", "deep") if DEEP else ("--cases", "8")))
+    completed = subprocess.run(
+        [*command, "--json", str(verdicts)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert completed.returncode == 0, f"{completed.stdout}\n{completed.stderr}"
+    assert "part of the contract is kept: " in completed.stdout.splitlines()[-1]
+    add_clauses(record_property, f"cpu, gloo, {form.lower()}", command, verdicts)
+
+
+@pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.name)
+@pytest.mark.parametrize("library", [FIXED_CAPACITY, LoneLibrary()], ids=lambda each: each.name)
+def test_property_holds_on_healthy_virtual_library(
+    prop: Property, library: ExpertParallelLibrary
+) -> None:
+    subject = ControlledSubject(BACKEND, library)
+    verdicts = [
+        search(prop, subject, SearchSettings(cases=CASES, seed=seed, max_shrinks=0))
+        for seed in SEEDS
+    ]
+    assert [v for v in verdicts if isinstance(v, PropertyViolated)] == []
+
+
+@pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.name)
+def test_property_is_played_on_some_healthy_library(prop: Property) -> None:
+    verdicts = [
+        search(prop, ControlledSubject(BACKEND, library), SearchSettings(cases=1))
+        for library in (FIXED_CAPACITY, LoneLibrary())
+    ]
+    assert not all(isinstance(verdict, PropertyUnsupported) for verdict in verdicts)
