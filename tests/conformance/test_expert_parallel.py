@@ -1,13 +1,14 @@
 """Our exchange keeps the clauses of an expert-parallel library, in both forms; no false alarms."""
 
-import os
+import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from conformance.mutants.expert_libraries import LoneLibrary
-from helpers.paths import SEARCH_PATH
+from helpers.paths import ROOT
 from helpers.records import RecordProperty, add_clauses
 from helpers.tiers import DEEP
 
@@ -15,8 +16,10 @@ from equipoise.backends.virtual import BACKEND
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.clauses import EXPERT_PARALLEL
 from equipoise.hal.conformance.executors.controlled import ControlledSubject
+from equipoise.hal.conformance.executors.processes import ProcessSubject
 from equipoise.hal.conformance.property import Property
 from equipoise.hal.conformance.search import (
+    PropertyHeld,
     PropertyUnsupported,
     PropertyViolated,
     SearchSettings,
@@ -30,7 +33,6 @@ pytestmark = pytest.mark.timeout(LIMIT + 100)
 SEEDS, CASES = (range(20), 100) if DEEP else (range(2), 25)
 PROPERTIES = suite.family(EXPERT_PARALLEL)
 FORMS = "equipoise.pipeline.all_to_all.expert_parallel"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH_PATH}
 
 
 @pytest.mark.parametrize("form", ["FIXED_CAPACITY", "VARIABLE_SIZE"])
@@ -43,7 +45,6 @@ def test_exchange_keeps_clauses_of_expert_parallel_library(
     command = (*suite_command, *library, *(("--profile", "deep") if DEEP else ("--cases", "8")))
     completed = subprocess.run(
         [*command, "--json", str(verdicts)],
-        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -74,3 +75,19 @@ def test_property_is_played_on_some_healthy_library(prop: Property) -> None:
         for library in (FIXED_CAPACITY, LoneLibrary())
     ]
     assert not all(isinstance(verdict, PropertyUnsupported) for verdict in verdicts)
+
+
+def test_library_on_the_page_keeps_what_it_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "expert-parallel-conformance.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "all_gather_library.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    library = "all_gather_library:LIBRARY"
+    with closing(ProcessSubject("cpu", "gloo", 2, library=library)) as subject:
+        verdicts = {
+            prop.name: search(prop, subject, SearchSettings(cases=4)) for prop in PROPERTIES
+        }
+    assert {name: v for name, v in verdicts.items() if isinstance(v, PropertyViolated)} == {}
+    assert sum(isinstance(v, PropertyHeld) for v in verdicts.values()) == 10

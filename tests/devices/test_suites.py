@@ -100,6 +100,14 @@ def test_ascend_backend_keeps_the_contract_on_drawn_schedules(judge: Judge) -> N
 
 
 @pytest.mark.parametrize("schedule", [LAZY, *MORE])
+@pytest.mark.parametrize("form", ["FIXED_CAPACITY", "VARIABLE_SIZE"])
+def test_expert_exchange_keeps_the_contract(judge: Judge, form: str, schedule: str) -> None:
+    library = f"equipoise.pipeline.all_to_all.expert_parallel:{form}"
+    arguments = ("--backend", "ascend", "--ranks", "2", "--expert-parallel", library)
+    judge.keeps(f"ascend, {form.lower()}", schedule, *arguments)
+
+
+@pytest.mark.parametrize("schedule", [LAZY, *MORE])
 def test_cuda_backend_keeps_the_contract(judge: Judge, schedule: str) -> None:
     judge.keeps("cuda over the simulator", schedule, *CUDA)
 
