@@ -67,7 +67,8 @@ def _find(group: str, name: str, kind: type[T]) -> T:
         raise BackendUnavailable(f"{noun} {name!r} does not import: {error}") from error
     if isinstance(backend, type) or not isinstance(backend, kind):
         raise BackendUnavailable(
-            f"{noun} {name!r} is not a {kind.__name__}: {_difference(backend, kind)}"
+            f"{noun} {name!r} is not {_article(kind.__name__)} {kind.__name__}: "
+            f"{_difference(backend, kind)}"
         )
     return backend
 
@@ -76,6 +77,10 @@ def _noun(group: str) -> str:
     """Returns what the user calls an entry of a group: the argument that names it."""
     nouns = {COMMUNICATORS: "communicator", EXPERT_PARALLEL: "expert-parallel library"}
     return nouns.get(group, "backend")
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "AEIOU" else "a"
 
 
 def _difference(backend: object, kind: type) -> str:

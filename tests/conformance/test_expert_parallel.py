@@ -32,17 +32,22 @@ LIMIT = 3_000.0 if DEEP else 300.0
 pytestmark = pytest.mark.timeout(LIMIT + 100)
 SEEDS, CASES = (range(20), 100) if DEEP else (range(2), 25)
 PROPERTIES = suite.family(EXPERT_PARALLEL)
-FORMS = "equipoise.pipeline.all_to_all.expert_parallel"
+COMMANDS = {
+    "equipoise.pipeline.all_to_all.expert_parallel:FIXED_CAPACITY": "4",
+    "equipoise.pipeline.all_to_all.expert_parallel:VARIABLE_SIZE": "4",
+    "conformance.mutants.expert_libraries:LONE": "1",
+}
+"""Libraries, by number of ranks; the last one in captured graphs."""
 
 
-@pytest.mark.parametrize("form", ["FIXED_CAPACITY", "VARIABLE_SIZE"])
+@pytest.mark.parametrize(("library", "ranks"), COMMANDS.items(), ids=COMMANDS)
 def test_exchange_keeps_clauses_of_expert_parallel_library(
-    form: str, tmp_path: Path, record_property: RecordProperty
+    library: str, ranks: str, tmp_path: Path, record_property: RecordProperty
 ) -> None:
     verdicts = tmp_path / "verdicts.json"
     suite_command = (sys.executable, "-m", "equipoise", "conformance", "--quiet")
-    library = ("--backend", "cpu", "--ranks", "4", "--expert-parallel", f"{FORMS}:{form}")
-    command = (*suite_command, *library, *(("--profile", "deep") if DEEP else ("--cases", "8")))
+    subject = ("--backend", "cpu", "--ranks", ranks, "--expert-parallel", library)
+    command = (*suite_command, *subject, *(("--profile", "deep") if DEEP else ("--cases", "8")))
     completed = subprocess.run(
         [*command, "--json", str(verdicts)],
         capture_output=True,
@@ -52,7 +57,8 @@ def test_exchange_keeps_clauses_of_expert_parallel_library(
     )
     assert completed.returncode == 0, f"{completed.stdout}\n{completed.stderr}"
     assert "part of the contract is kept: " in completed.stdout.splitlines()[-1]
-    add_clauses(record_property, f"cpu, gloo, {form.lower()}", command, verdicts)
+    name = library.partition(":")[2].lower()
+    add_clauses(record_property, f"cpu, gloo, {name}", command, verdicts)
 
 
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.name)

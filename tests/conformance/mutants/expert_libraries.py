@@ -99,3 +99,6 @@ class LoneLibrary(FixedLibrary):
     def capabilities(self) -> ExpertParallelCapabilities:
         changes: dict[str, Any] = {"group_sizes": (1,), "graph_capture": True}
         return replace(FIXED_CAPACITY.capabilities, **changes)
+
+
+LONE = LoneLibrary()
