@@ -262,7 +262,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         Family(
             name="properties of an expert-parallel library",
             proof="conformance/test_expert_parallel.py",
-            token="EXPERT_PARALLEL",
+            token="PROPERTIES",
             members=lambda: [claim.name for claim in suite.family(EXPERT_PARALLEL)],
             says="both forms of our exchange on the CPU backend over gloo with 4 ranks, 8 cases "
             "each; virtual ranks from 2 seeds, from 20 in deep; each rejects some mutant",
