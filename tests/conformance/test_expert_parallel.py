@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conformance.mutants.expert_libraries import LoneLibrary
+from conformance.mutants.expert_libraries import LoneLibrary, RoundingLibrary
 from helpers.paths import ROOT
 from helpers.records import RecordProperty, add_clauses
 from helpers.tiers import DEEP
@@ -81,6 +81,15 @@ def test_property_is_played_on_some_healthy_library(prop: Property) -> None:
         for library in (FIXED_CAPACITY, LoneLibrary())
     ]
     assert not all(isinstance(verdict, PropertyUnsupported) for verdict in verdicts)
+
+
+@pytest.mark.parametrize("name", ["combine-is-the-dense-sum", "uneven-loads-arrive-whole"])
+def test_declared_error_of_rows_is_allowed_and_no_larger_one(name: str) -> None:
+    prop, settings = suite.find(name), SearchSettings(cases=60, max_shrinks=0)
+    within = ControlledSubject(BACKEND, RoundingLibrary())
+    assert isinstance(search(prop, within, settings), PropertyHeld)
+    beyond = ControlledSubject(BACKEND, RoundingLibrary(relative_error=0.001))
+    assert isinstance(search(prop, beyond, settings), PropertyViolated)
 
 
 def test_library_on_the_page_keeps_what_it_declares(

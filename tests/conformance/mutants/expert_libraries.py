@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equipoise.hal.accelerator import Accelerator
@@ -20,7 +21,7 @@ from equipoise.pipeline.all_to_all.expert_parallel import (
     exchange_format,
 )
 from equipoise.pipeline.all_to_all.fixed_capacity import FixedCapacityExchange
-from equipoise.pipeline.all_to_all.formats import ExchangeFormat
+from equipoise.pipeline.all_to_all.formats import ExchangeFormat, ReceivedRows
 from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_allocator
 from equipoise.pipeline.all_to_all.transport import AllToAllTransport
 
@@ -98,6 +99,34 @@ class LoneLibrary(FixedLibrary):
     @property
     def capabilities(self) -> ExpertParallelCapabilities:
         changes: dict[str, Any] = {"group_sizes": (1,), "graph_capture": True}
+        return replace(FIXED_CAPACITY.capabilities, **changes)
+
+
+class RoundingGroup(FixedCapacityGroup):
+    """Rows reach their experts half a percent too large."""
+
+    def _list_rows(
+        self, received: ReceivedRows, rows: Tensor, experts: Tensor, counts: Tensor
+    ) -> None:
+        super()._list_rows(received, rows, experts, counts)
+        rows.mul_(1.005)
+
+
+@dataclass(frozen=True)
+class RoundingLibrary(FixedLibrary):
+    """A library whose rows are not exact, and which may say so.
+
+    Attributes:
+        relative_error: what it declares.
+    """
+
+    group: type[FixedCapacityGroup] = RoundingGroup
+    relative_error: float = 0.01
+
+    @property
+    def capabilities(self) -> ExpertParallelCapabilities:
+        changes: dict[str, Any] = {"dtypes": (torch.float32,)}
+        changes["relative_error"] = self.relative_error
         return replace(FIXED_CAPACITY.capabilities, **changes)
 
 
