@@ -54,6 +54,8 @@ from equipoise.hal.expert_parallel import ExpertParallelCapabilities
 MAX_TOKENS = 4
 """Tokens of a rank in one batch."""
 MAX_EXPERTS_PER_RANK = 3
+MAX_BATCHES = 4
+"""Of a program: libraries have two buffers, and the third batch finds what the first one left."""
 HIDDEN_SIZES = (8, 24)
 """Row lengths where the library takes any."""
 LARGE_BATCHES = (1, 64, 65, 129)
@@ -142,7 +144,7 @@ def batch_steps(
 
 
 def round_trips(
-    choosing: Choosing = distinct_choices, most: int = 2, reals: bool = False
+    choosing: Choosing = distinct_choices, most: int = MAX_BATCHES, reals: bool = False
 ) -> Callable[[Traits], st.SearchStrategy[Program]]:
     """Programs of a few batches, each dispatched, combined and finished."""
 
@@ -206,7 +208,7 @@ def _uneven_programs(draw: st.DrawFn, traits: Traits) -> Program:
     size, values = draw_settings(draw, traits)
     steps: list[Step] = []
     least = 0 if declared(traits).empty_batches else 1
-    for _ in range(draw(st.integers(1, 2))):
+    for _ in range(draw(st.integers(1, MAX_BATCHES))):
         choices = draw(distinct_choices(values, size))
         for rank in range(size):
             count = draw(st.sampled_from([least, MAX_TOKENS]))
