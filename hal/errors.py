@@ -48,6 +48,7 @@ EquipoiseError
     ├── RegistrationError     tensors cannot be registered as the expert weights of a layer
     │   └── ModelIncomplete   registered tensors are not those that the model's experts have
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
+    ├── CapacityExceeded      rows exceeded a capacity: discard what the step computed
     ├── ExchangeError         rows do not fit their exchange; nothing has happened
     │   └── ExchangeMisuse    an exchange was called out of order or with an ended handle
     ├── RanksDiffer           ranks have different values of what must be equal; nothing was opened
@@ -328,6 +329,10 @@ class ModelIncomplete(RegistrationError):
 
 class GenerationMismatch(EngineError):
     """A peer dispatched with routing tables of another generation; raised before compute."""
+
+
+class CapacityExceeded(EngineError):
+    """More rows than a capacity in a step, on some rank: discard what the step computed."""
 
 
 class ExchangeError(EngineError):

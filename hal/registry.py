@@ -10,6 +10,7 @@ from equipoise.hal.errors import BackendUnavailable
 if TYPE_CHECKING:
     from equipoise.hal.accelerator import Backend
     from equipoise.hal.communicator import CommunicatorBackend
+    from equipoise.hal.expert_parallel import ExpertParallelLibrary
 
 ACCELERATORS = "equipoise.accelerators"
 COMMUNICATORS = "equipoise.communicators"
@@ -18,6 +19,7 @@ FAMILIES = {
     COMMUNICATORS: "equipoise.communicator_families",
 }
 """Groups of callables that make the backend FAMILY:NAME from NAME, by the group of its kind."""
+EXPERT_PARALLEL = "equipoise.expert_parallel"
 T = TypeVar("T")
 
 
@@ -59,6 +61,13 @@ def communicator(name: str) -> "CommunicatorBackend":
     return _find(COMMUNICATORS, name, CommunicatorBackend)  # type: ignore[type-abstract]
 
 
+def expert_parallel(name: str) -> "ExpertParallelLibrary":
+    """The expert-parallel library called `name`; raises as `accelerator` does."""
+    from equipoise.hal.expert_parallel import ExpertParallelLibrary
+
+    return _find(EXPERT_PARALLEL, name, ExpertParallelLibrary)  # type: ignore[type-abstract]
+
+
 def _find(group: str, name: str, kind: type[T]) -> T:
     noun = _noun(group)
     try:
@@ -67,14 +76,20 @@ def _find(group: str, name: str, kind: type[T]) -> T:
         raise BackendUnavailable(f"{noun} {name!r} does not import: {error}") from error
     if isinstance(backend, type) or not isinstance(backend, kind):
         raise BackendUnavailable(
-            f"{noun} {name!r} is not a {kind.__name__}: {_difference(backend, kind)}"
+            f"{noun} {name!r} is not {_article(kind.__name__)} {kind.__name__}: "
+            f"{_difference(backend, kind)}"
         )
     return backend
 
 
 def _noun(group: str) -> str:
     """Returns what the user calls an entry of a group: the argument that names it."""
-    return "communicator" if group == COMMUNICATORS else "backend"
+    nouns = {COMMUNICATORS: "communicator", EXPERT_PARALLEL: "expert-parallel library"}
+    return nouns.get(group, "backend")
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "AEIOU" else "a"
 
 
 def _difference(backend: object, kind: type) -> str:
@@ -89,12 +104,12 @@ def _difference(backend: object, kind: type) -> str:
 def _load(group: str, name: str) -> object:
     first, colon, rest = name.partition(":")
     if colon:
-        for family in entry_points(group=FAMILIES[group], name=first):
+        for family in entry_points(group=FAMILIES.get(group, ""), name=first):
             return family.load()(rest)
         return getattr(import_module(first), rest)
     for point in entry_points(group=group, name=name):
         return point.load()
-    families = names(FAMILIES[group])
+    families = names(FAMILIES.get(group, ""))
     ways = " or ".join(["PACKAGE:OBJECT", *(f"{family}:NAME" for family in families)])
     raise BackendUnavailable(
         f"unknown {_noun(group)} {name!r}; known: {', '.join(names(group)) or 'none'} (or {ways})"

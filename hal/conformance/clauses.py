@@ -20,7 +20,7 @@ FAMILIES = (
     "resources",
     "overlap",
 )
-"""What properties are grouped by."""
+"""What properties of a backend are grouped by."""
 COMMUNICATOR_FAMILIES = (
     "keepalive",
     "progress",
@@ -31,7 +31,9 @@ COMMUNICATOR_FAMILIES = (
     "timeouts",
 )
 """What concerns a communicator by itself, without the control plane that goes with it."""
-CLAUSE_LETTERS = "OVAKPESDGXLCBRT"
+EXPERT_PARALLEL = "expert_parallel"
+"""The family that judges an expert-parallel library, where one is named; never part of another."""
+CLAUSE_LETTERS = "OVAKPESDGXLCBRTM"
 """The letters of the contract, in its order."""
 
 TITLES: Mapping[str, str] = {
@@ -144,6 +146,22 @@ TITLES: Mapping[str, str] = {
     "R3": "signatures equal the protocol's",
     "R4": "importing initialises nothing",
     "T1": "copy, communication and compute overlap",
+    "M1": "combine is the dense sum over a token's choices",
+    "M2": "each row arrives once, whole, at the expert that it names",
+    "M3": "no tokens, and all of them for one expert, are right too",
+    "M4": "padding counts for nothing, a repeated expert each time",
+    "M5": "the counts told are those of the rows received",
+    "M6": "what is passed is only read, its neighbours untouched",
+    "M7": "later launches may overwrite what was passed",
+    "M8": "an ended handle is refused, or gives its own result",
+    "M9": "dispatches in flight do not mix",
+    "M10": "lost ranks are left out, and all else stays right",
+    "M11": "a captured step is replayed with new contents",
+    "M12": "a batch that does not fit is refused before it is sent",
+    "M13": "what exceeds a capacity is told on every rank",
+    "M14": "a peer that does not come is told by the deadline",
+    "M15": "ranks of different generations are told, all of them",
+    "M16": "steps leak nothing, closing is bounded, and again no error",
 }
 """Identifier by identifier, in the order of the contract."""
 
@@ -164,10 +182,11 @@ class Level(StrEnum):
 _CORE = """
     A1 A3 A4 A5 A6 A7 A8 A10 A11 A13 K1 K2 K3 K4 K5 K6 P1 P2 P4 P6 S1 S2 S3 S4 S5 D1 D3 D4
     G4 G5 G6 G8 G10 G11 G12 G13 X1 X2 X4 X5 C1 C2 C4 C9 B1 B2 B4 B5 B6 B10 R1 R2 R3 R4
+    M1 M2 M3 M4 M5 M6 M7 M8 M9 M12 M16
 """
-_FAULT = "P3 E1 E2 E3 E4 E5 E7 E10 E11 X3 X8 L6 C3 C5 C6 C7 C8"
-_STREAM = "O1 O2 O3 O4 O5 O6 O7 V1 V2 V3 V4 V5 A2 A12 G1 G2 G3 X6 X7 L1 L2 L3 L4 L5 L7 B7 B8"
-_ELASTIC = "E8 E9"
+_FAULT = "P3 E1 E2 E3 E4 E5 E7 E10 E11 X3 X8 L6 C3 C5 C6 C7 C8 M13 M14 M15"
+_STREAM = "O1 O2 O3 O4 O5 O6 O7 V1 V2 V3 V4 V5 A2 A12 G1 G2 G3 X6 X7 L1 L2 L3 L4 L5 L7 B7 B8 M11"
+_ELASTIC = "E8 E9 M10"
 LEVELS: Mapping[str, Level] = {
     clause: level
     for level, clauses in zip(Level, (_CORE, _FAULT, _STREAM, _ELASTIC), strict=True)

@@ -17,6 +17,7 @@ from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, EquipoiseError, Unsupported, Violation
+from equipoise.hal.expert_parallel import ExpertParallelLibrary
 from equipoise.hal.slots import Segment
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
@@ -97,6 +98,10 @@ class Environment(Protocol):
         """Open a communicator whose purpose no earlier case has used."""
         ...
 
+    def fresh_purpose(self, purpose: str) -> str:
+        """The purpose under a name that no earlier case has used."""
+        ...
+
     def leftovers(self) -> Mapping[str, int]:
         """Resources that are not released yet, by name; only equal names can be compared (R1)."""
         ...
@@ -132,6 +137,7 @@ class RankContext:
         timeout: seconds that any wait which must succeed may take.
         environment: the executor's part.
         shared: what the threads of this rank share.
+        library: the expert-parallel library that is judged, if one is.
     """
 
     rank: int
@@ -144,6 +150,7 @@ class RankContext:
     timeout: float
     environment: Environment
     shared: dict[str, Any] = field(default_factory=dict)
+    library: ExpertParallelLibrary | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
         """Device memory of that shape and dtype, contents undefined."""

@@ -3,6 +3,12 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
+from equipoise.hal.conformance.clauses import (
+    COMMUNICATOR_FAMILIES,
+    EXPERT_PARALLEL,
+    FAMILIES,
+)
+
 
 class Profile(StrEnum):
     """How many cases to play."""
@@ -26,6 +32,17 @@ class Judged(StrEnum):
     """An accelerator, and a communicator with it."""
     COMMUNICATOR = "communicator"
     """A communicator; what needs a device by itself is left out."""
+    LIBRARY = "library"
+    """An expert-parallel library, and nothing of what it runs on."""
+
+
+def families_of(judged: Judged) -> tuple[str, ...]:
+    """The families of properties by which it can be judged."""
+    return {
+        Judged.BACKEND: FAMILIES,
+        Judged.COMMUNICATOR: COMMUNICATOR_FAMILIES,
+        Judged.LIBRARY: (EXPERT_PARALLEL,),
+    }[judged]
 
 
 CASES: Mapping[Profile, Mapping[Executor, int]] = {

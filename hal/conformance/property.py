@@ -11,6 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
 from equipoise.hal.conformance.context import Play, RankContext
 from equipoise.hal.conformance.program import Case, Program
+from equipoise.hal.expert_parallel import ExpertParallelCapabilities
 from equipoise.hal.stream import Role
 
 
@@ -44,6 +45,7 @@ class Traits:
         can_end_ranks: whether a rank, or the store, may be ended: the executor replaces it.
         steered: whether the schedule decides the order on a real or simulated device; its choices
             are many, since every small step of a library is one.
+        expert_parallel: what the expert-parallel library declares; None where none is judged.
     """
 
     accelerator: Capabilities
@@ -52,6 +54,7 @@ class Traits:
     controlled: bool
     can_end_ranks: bool = False
     steered: bool = False
+    expert_parallel: ExpertParallelCapabilities | None = None
 
     @property
     def comm_capabilities(self) -> CommunicatorCapabilities:

@@ -55,6 +55,7 @@ class Reproduction:
         communicator: the communicator backend, likewise.
         case: the program, with its schedule.
         steer: receives the schedule before the case, as PACKAGE:OBJECT; None where nothing does.
+        library: the expert-parallel library that is judged, likewise; None where none is.
     """
 
     property: str
@@ -63,6 +64,7 @@ class Reproduction:
     communicator: str
     case: Case
     steer: str | None = None
+    library: str | None = None
 
     def main(self) -> int:
         """Play the program, and print what was seen: 1 where a clause is violated, 0 where none is.
@@ -90,10 +92,10 @@ class Reproduction:
             raise UsageError(f"no {self.executor} plays a property {self.property!r}") from None
         rendezvous = registry.communicator(self.communicator).launcher_rendezvous()
         if rendezvous is not None and rendezvous.rank > 0:
-            launched.serve_rank(self.backend, self.communicator, rendezvous)
+            launched.serve_rank(self.backend, self.communicator, rendezvous, self.library)
             return EXIT_HELD
         place = runner.SubjectPlace(
-            self.backend, self.communicator, self.case.program.size, self.steer
+            self.backend, self.communicator, self.case.program.size, self.steer, self.library
         )
         with closing(runner.open_subject(executor, place, rendezvous)) as subject:
             for _ in range(PLAYS[executor]):
@@ -119,6 +121,7 @@ def reproduction_of(result: "SuiteResult", finding: "Finding") -> Reproduction:
         communicator=result.communicator,
         case=finding.verdict.case,
         steer=result.steer,
+        library=result.library,
     )
 
 
@@ -142,7 +145,11 @@ def python_source(reproduction: Reproduction, about: str, what: str) -> str:
             f"    {name}={_literal(getattr(reproduction, name))},"
             for name in ("property", "executor", "backend", "communicator")
         ),
-        *([] if reproduction.steer is None else [f"    steer={_literal(reproduction.steer)},"]),
+        *(
+            f"    {name}={_literal(value)},"
+            for name in ("steer", "library")
+            if (value := getattr(reproduction, name)) is not None
+        ),
         *_case_lines(reproduction.case),
         ")",
         "",

@@ -208,12 +208,15 @@ class SuiteResult:
     partial_levels: frozenset[Level] = frozenset()
     expectations: tuple[Expectation, ...] = ()
     judged: Judged = Judged.BACKEND
+    library: str | None = None
     steer: str | None = None
     launcher: str = ""
 
     @property
     def subject(self) -> str:
         """What is judged, by name."""
+        if self.judged is Judged.LIBRARY:
+            return f"{self.library} (on {self.backend} with {self.communicator})"
         if self.judged is Judged.COMMUNICATOR:
             return f"{self.communicator} (on {self.backend})"
         if not self.communicator:
@@ -291,6 +294,7 @@ class SuiteResult:
             "backend": self.backend,
             "communicator": self.communicator,
             "judged": self.judged.value,
+            "library": self.library,
             "ranks": self.ranks,
             "profile": self.profile,
             "seed": self.seed,

@@ -9,7 +9,7 @@ from typing import Protocol
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, LEVELS, Level
+from equipoise.hal.conformance.clauses import LEVELS, Level
 from equipoise.hal.conformance.executors import launched
 from equipoise.hal.conformance.executors.controlled import ControlledBackend, ControlledSubject
 from equipoise.hal.conformance.executors.device import DeviceSubject
@@ -24,6 +24,7 @@ from equipoise.hal.conformance.profile import (
     Executor,
     Judged,
     Profile,
+    families_of,
 )
 from equipoise.hal.conformance.property import (
     DeadlineLength,
@@ -180,6 +181,7 @@ class ConformanceRun:
         judged: whether the accelerator is judged too.
         steer: receives the schedule of each case, as PACKAGE:OBJECT; then one device by itself
             is played, since a schedule is chosen within a process.
+        library: the expert-parallel library that is judged, by name or as PACKAGE:OBJECT.
     """
 
     backend: str
@@ -193,6 +195,7 @@ class ConformanceRun:
     levels: tuple[Level, ...] = tuple(Level)
     expectations: tuple[Expectation, ...] = ()
     judged: Judged = Judged.BACKEND
+    library: str | None = None
 
     def run(self, watcher: ProgressListener) -> SuiteResult | None:
         """Play everything; None on ranks that a launcher started and that are not the first.
@@ -207,7 +210,7 @@ class ConformanceRun:
         if rendezvous is not None and self.steer is not None:
             raise UsageError("a device is steered in one process, not in the ranks of a launch")
         if rendezvous is not None and rendezvous.rank > 0:
-            launched.serve_rank(self.backend, self.communicator, rendezvous)
+            launched.serve_rank(self.backend, self.communicator, rendezvous, self.library)
             return None
         began = time.monotonic()
         with self.subjects(rendezvous) as subjects:
@@ -220,6 +223,7 @@ class ConformanceRun:
             backend=self.backend,
             communicator=self.communicator,
             judged=self.judged,
+            library=self.library,
             ranks=most,
             profile=self.profile.value,
             seed=self.seed,
@@ -248,8 +252,7 @@ class ConformanceRun:
 
     def _possible_properties(self) -> list[Property]:
         """The properties that what is judged can be judged by, whatever was asked for."""
-        alone = self.judged is Judged.COMMUNICATOR
-        families = COMMUNICATOR_FAMILIES if alone else FAMILIES
+        families = families_of(self.judged)
         return [prop for prop in suite.properties() if prop.family in families]
 
     @contextmanager
@@ -268,20 +271,24 @@ class ConformanceRun:
             executors = (Executor.VIRTUAL,)
         elif self.steer is not None or not self.communicator:
             executors = (Executor.DEVICE,)
-        elif self.judged is Judged.COMMUNICATOR:
+        elif self.judged is not Judged.BACKEND:
             executors = (Executor.RANKS,)
-        place = SubjectPlace(self.backend, self.communicator, self.ranks, self.steer)
+        place = SubjectPlace(self.backend, self.communicator, self.ranks, self.steer, self.library)
         return {executor: open_subject(executor, place, rendezvous) for executor in executors}
 
 
 @dataclass(frozen=True)
 class SubjectPlace:
-    """What is under test, by name, on how many ranks at most, and what receives schedules."""
+    """What is under test, by name, on how many ranks at most, and what receives schedules.
+
+    `library` is the expert-parallel library that is judged, if one is.
+    """
 
     backend: str
     communicator: str
     ranks: int
     steer: str | None = None
+    library: str | None = None
 
 
 def open_subject(executor: Executor, place: SubjectPlace, rendezvous: Rendezvous | None) -> Subject:
@@ -293,14 +300,19 @@ def open_subject(executor: Executor, place: SubjectPlace, rendezvous: Rendezvous
     """
     if executor is Executor.RANKS:
         if rendezvous is None:
-            return ProcessSubject(place.backend, place.communicator, place.ranks)
-        return launched.LaunchedSubject(place.backend, place.communicator, rendezvous)
+            return ProcessSubject(
+                place.backend, place.communicator, place.ranks, library=place.library
+            )
+        return launched.LaunchedSubject(
+            place.backend, place.communicator, rendezvous, library=place.library
+        )
     backend = registry.accelerator(place.backend)
     if executor is Executor.DEVICE:
         return DeviceSubject(backend, None if place.steer is None else load_steer(place.steer))
     if not isinstance(backend, ControlledBackend):
         raise UsageError(f"{place.backend} has no schedule that can be chosen")
-    return ControlledSubject(backend)
+    library = registry.expert_parallel(place.library) if place.library else None
+    return ControlledSubject(backend, library)
 
 
 def _levels(possible: Sequence[PropertyRun], played: Sequence[PropertyRun]) -> frozenset[Level]:

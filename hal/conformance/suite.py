@@ -2,13 +2,13 @@
 
 from importlib import import_module
 
-from equipoise.hal.conformance.clauses import FAMILIES, clause_sort_key
+from equipoise.hal.conformance.clauses import EXPERT_PARALLEL, FAMILIES, clause_sort_key
 from equipoise.hal.conformance.property import Property
 
 
 def family(name: str) -> tuple[Property, ...]:
     """The properties of one family. Raises `KeyError` when there is no such family."""
-    if name not in FAMILIES:
+    if name not in (*FAMILIES, EXPERT_PARALLEL):
         raise KeyError(name)
     members: tuple[Property, ...] = import_module(
         f"equipoise.hal.conformance.properties.{name}"
@@ -18,7 +18,7 @@ def family(name: str) -> tuple[Property, ...]:
 
 def properties() -> tuple[Property, ...]:
     """All of them, in the order of the families."""
-    return tuple(prop for name in FAMILIES for prop in family(name))
+    return tuple(prop for name in (*FAMILIES, EXPERT_PARALLEL) for prop in family(name))
 
 
 def find(name: str) -> Property:

@@ -20,6 +20,14 @@ from equipoise.hal.conformance.context import (
     require_equal,
     wait_for_success,
 )
+from equipoise.hal.conformance.fixtures.expert_steps import (
+    Blame,
+    ExpertRun,
+    close_run,
+    open_run,
+    play_steps,
+    usual_calls,
+)
 from equipoise.hal.conformance.program import Case, Program, Step, make_program
 from equipoise.hal.conformance.property import Property, PropertyScope
 from equipoise.hal.conformance.subject import Subject, missing_capability
@@ -243,6 +251,20 @@ def play_together(ctx: RankContext, program: Program) -> Play:
         yield from calls[step.op]()
 
 
+def play_expert_step(ctx: RankContext, program: Program) -> Play:
+    """A token of the last rank goes to its expert, and comes back."""
+    run: ExpertRun = yield from open_run(ctx, program, Blame(CLAUSE, CLAUSE))
+    yield from play_steps(run, program, usual_calls(run, program))
+    yield from close_run(run)
+
+
+def expert_step(size: int) -> Program:
+    ones: dict[str, int | str] = dict.fromkeys(("experts_per_rank", "top_k", "replicas"), 1)
+    zeros: dict[str, int | str] = dict.fromkeys(("row_capacity", "reals", "spare"), 0)
+    steps = [Step("token", (size - 1,), size - 1), Step("dispatch"), Step("finish")]
+    return make_program(steps, size, {"hidden": 8, "dtype": "float32", **ones, **zeros})
+
+
 ALONE = make_program(
     map(
         Step,
@@ -275,6 +297,15 @@ GROUP_SMOKE = Property(
     play=play_together,
     scope=PropertyScope.GROUP,
 )
+EXPERT_SMOKE = Property(
+    name="innocent-use-of-an-expert-parallel-library",
+    family="expert_parallel",
+    clauses=(CLAUSE,),
+    claim="A token reaches its expert, and its result returns.",
+    programs=lambda _: st.just(expert_step(1)),
+    play=play_expert_step,
+    scope=PropertyScope.GROUP,
+)
 SMOKE = (DEVICE_SMOKE, GROUP_SMOKE)
 
 
@@ -283,3 +314,6 @@ def smoke(subject: Subject) -> None:
     for claim in SMOKE:
         if missing_capability(claim, subject.traits) is None:
             subject.play(claim, Case(ALONE if claim.scope is PropertyScope.DEVICE else TOGETHER))
+    if subject.traits.expert_parallel is not None:
+        size = min(2, *(subject.traits.expert_parallel.group_sizes or (2,)))
+        subject.play(EXPERT_SMOKE, Case(expert_step(size)))

@@ -46,6 +46,12 @@ STEERED = (
     *ONE_DEVICE,
 )
 """What takes one device, where hypothesis chooses the schedule as well."""
+EXPERT_LIBRARIES = {
+    "equipoise.pipeline.all_to_all.expert_parallel:FIXED_CAPACITY": "2",
+    "equipoise.pipeline.all_to_all.expert_parallel:VARIABLE_SIZE": "2",
+    "conformance.mutants.expert_libraries:LONE": "1",
+}
+"""Our exchange as expert-parallel libraries, by number of ranks; the last one in graphs."""
 FEW = () if DEEP else ("--cases", "3")
 LAZY = "lazy"
 MORE = [pytest.param(name, marks=pytest.mark.deep) for name in ("eager", "delay")]
@@ -114,6 +120,15 @@ def test_torch_npu_has_known_deviations_only(tmp_path: Path, schedule: str) -> N
 @pytest.mark.deep
 def test_ascend_backend_keeps_the_contract_on_drawn_schedules(judge: Judge) -> None:
     judge.keeps("ascend", "explore", *STEERED)
+
+
+@pytest.mark.parametrize("schedule", [LAZY, *MORE])
+@pytest.mark.parametrize(("library", "ranks"), EXPERT_LIBRARIES.items(), ids=EXPERT_LIBRARIES)
+def test_expert_exchange_keeps_the_contract(
+    judge: Judge, library: str, ranks: str, schedule: str
+) -> None:
+    arguments = ("--backend", "ascend", "--ranks", ranks, "--expert-parallel", library)
+    judge.keeps(f"ascend, {library.partition(':')[2].lower()}", schedule, *arguments)
 
 
 @pytest.mark.parametrize("schedule", [LAZY, *MORE])

@@ -18,6 +18,7 @@ from helpers.paths import ROOT, TESTS
 
 from equipoise.backends.virtual.profiles import PROFILES
 from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.clauses import EXPERT_PARALLEL, FAMILIES
 
 CLAUSE = re.compile(
     r"^\| ([A-Z]\d+) \| (.+?) \| (.+?) \| (.*?) ?\| (.+?) \| (.*?) ?\| (.+?) \|$", re.MULTILINE
@@ -208,7 +209,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
             name="properties of the conformance suite",
             proof="conformance/test_backends.py",
             token="add_clauses",
-            members=lambda: [claim.name for claim in suite.properties()],
+            members=lambda: [claim.name for name in FAMILIES for claim in suite.family(name)],
             says="`equipoise conformance` on the virtual backend, on the CPU backend over gloo "
             "with 4 and 8 ranks, and over MPI with 4 (75, 12 and 6 cases each); each is the one "
             "that rejects some mutant",
@@ -250,11 +251,22 @@ SECTIONS: dict[str, Sequence[Family]] = {
             name="healthy virtual backend from 20 seeds",
             proof="conformance/test_healthy_backend.py",
             token="SUBJECT",
-            members=lambda: [claim.name for claim in suite.properties()],
+            members=lambda: [claim.name for name in FAMILIES for claim in suite.family(name)],
             says="no false alarm",
             before=82,
             moved="a commit plays one seed, by the command `equipoise conformance`; before, it "
             "played two more here, of which one was the same",
+        ),
+    ),
+    "Expert-parallel libraries": (
+        Family(
+            name="properties of an expert-parallel library",
+            proof="conformance/test_expert_parallel.py",
+            token="PROPERTIES",
+            members=lambda: [claim.name for claim in suite.family(EXPERT_PARALLEL)],
+            says="both forms of our exchange on the CPU backend over gloo with 4 ranks, 8 cases "
+            "each; virtual ranks from 2 seeds, from 20 in deep; each rejects some mutant",
+            before=0,
         ),
     ),
     "Protocols, explored": (

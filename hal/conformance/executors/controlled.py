@@ -28,6 +28,7 @@ from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.conformance.subject import compare_answers, to_violation
 from equipoise.hal.errors import Violation
+from equipoise.hal.expert_parallel import ExpertParallelLibrary
 from equipoise.hal.slots import Segment
 from equipoise.hal.stream import Stream
 
@@ -223,6 +224,10 @@ class ControlledEnvironment:
         """The world is fresh in every case, and so is every purpose."""
         return self.world.fabric(self.rank).open(purpose, ranks)
 
+    def fresh_purpose(self, purpose: str) -> str:
+        """As it is: so is the world."""
+        return purpose
+
     def end_rank(self, how: Termination) -> None:
         """By the world."""
         if how is Termination.KILL:
@@ -243,12 +248,25 @@ class ControlledEnvironment:
 
 
 class ControlledSubject:
-    """A controlled backend on schedules."""
+    """A controlled backend on schedules.
 
-    def __init__(self, backend: ControlledBackend) -> None:
+    Args:
+        backend: what makes the worlds.
+        library: the expert-parallel library that is judged on it, if one is.
+    """
+
+    def __init__(
+        self, backend: ControlledBackend, library: ExpertParallelLibrary | None = None
+    ) -> None:
         self._backend = backend
+        self._library = library
         self._traits = Traits(
-            backend.capabilities, backend.groups, GROUP_SIZES, controlled=True, can_end_ranks=True
+            backend.capabilities,
+            backend.groups,
+            GROUP_SIZES,
+            controlled=True,
+            can_end_ranks=True,
+            expert_parallel=library.capabilities if library else None,
         )
 
     @property
@@ -268,7 +286,7 @@ class ControlledSubject:
             threads = [
                 thread
                 for rank in range(case.program.size)
-                for thread in _threads_of_rank(self._backend, world, prop, case, rank)
+                for thread in self._threads_of_rank(world, prop, case, rank)
             ]
             reported = compare_answers(prop, case, run_schedule(world, threads))
             if prop.lost_ranks is not None:
@@ -281,6 +299,28 @@ class ControlledSubject:
 
     def close(self) -> None:
         """Nothing is held between cases."""
+
+    def _threads_of_rank(
+        self, world: ControlledWorld, prop: Property, case: Case, rank: int
+    ) -> list[ScheduledThread]:
+        shared: dict[str, Any] = {}
+        threads = []
+        for host in range(prop.threads):
+            ctx = RankContext(
+                rank=rank,
+                size=case.program.size,
+                thread=host,
+                backend=self._backend,
+                accelerator=world.accelerator(rank),
+                fabric=world.fabric(rank) if prop.scope is PropertyScope.GROUP else None,
+                deadline=NOMINAL_DEADLINE,
+                timeout=2 * NOMINAL_DEADLINE,
+                environment=ControlledEnvironment(world, rank),
+                shared=shared,
+                library=self._library,
+            )
+            threads.append(ScheduledThread(rank, host, prop.play(ctx, case.program)))
+        return threads
 
 
 def _close_and_check_leaks(world: ControlledWorld, size: int, lost_ranks: frozenset[int]) -> None:
@@ -296,27 +336,3 @@ def _close_and_check_leaks(world: ControlledWorld, size: int, lost_ranks: frozen
         gc.collect()  # an error and the frames it came through hold each other
     leaks = {name: count for name, count in world.leftovers().items() if count}
     require("R1", not leaks, f"after everything was closed there are {leaks}")
-
-
-def _threads_of_rank(
-    backend: ControlledBackend, world: ControlledWorld, prop: Property, case: Case, rank: int
-) -> list[ScheduledThread]:
-    fabric = world.fabric(rank) if prop.scope is PropertyScope.GROUP else None
-    environment = ControlledEnvironment(world, rank)
-    shared: dict[str, Any] = {}
-    threads = []
-    for host in range(prop.threads):
-        ctx = RankContext(
-            rank=rank,
-            size=case.program.size,
-            thread=host,
-            backend=backend,
-            accelerator=world.accelerator(rank),
-            fabric=fabric,
-            deadline=NOMINAL_DEADLINE,
-            timeout=2 * NOMINAL_DEADLINE,
-            environment=environment,
-            shared=shared,
-        )
-        threads.append(ScheduledThread(rank, host, prop.play(ctx, case.program)))
-    return threads

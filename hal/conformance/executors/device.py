@@ -156,7 +156,11 @@ class DeviceEnvironment:
         """A communicator under a name of this case."""
         if self.fabric is None:
             raise Unsupported("a device by itself has no communicator")
-        return self.fabric.open(f"{self.purpose_prefix}{purpose}", ranks)
+        return self.fabric.open(self.fresh_purpose(purpose), ranks)
+
+    def fresh_purpose(self, purpose: str) -> str:
+        """A name of this case."""
+        return f"{self.purpose_prefix}{purpose}"
 
     def end_rank(self, how: Termination) -> None:
         """By a signal to the whole process."""

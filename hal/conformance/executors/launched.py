@@ -28,6 +28,7 @@ from equipoise.hal.conformance.executors.rank_worker import (
     RankReply,
     RankRequest,
     RankWorker,
+    make_worker,
 )
 from equipoise.hal.conformance.property import DeadlineLength
 from equipoise.hal.control_plane import ControlPlane
@@ -48,11 +49,14 @@ class LaunchedRankGroup:
         backend: the accelerator backend by name, or PACKAGE:OBJECT.
         communicator: the communicator backend, likewise.
         where: what `CommunicatorBackend.launcher_rendezvous` returned on rank 0.
+        library: the expert-parallel library that is judged, if one is.
     """
 
-    def __init__(self, backend: str, communicator: str, where: Rendezvous) -> None:
+    def __init__(
+        self, backend: str, communicator: str, where: Rendezvous, library: str | None = None
+    ) -> None:
         self._communicator = registry.communicator(communicator)
-        self._seat = RankWorker(registry.accelerator(backend), self._communicator)
+        self._seat = make_worker(backend, communicator, library)
         self._fabric = self._communicator.connect(where)
         self._count = 0
 
@@ -110,6 +114,7 @@ class LaunchedSubject(MultiRankSubject):
         communicator: the communicator backend, likewise.
         where: what `CommunicatorBackend.launcher_rendezvous` returned on rank 0.
         deadlines: seconds that an operation may last, by length of the deadline.
+        library: the expert-parallel library that is judged, if one is.
     """
 
     def __init__(
@@ -118,19 +123,23 @@ class LaunchedSubject(MultiRankSubject):
         communicator: str,
         where: Rendezvous,
         deadlines: Mapping[DeadlineLength, float] = DEADLINES,
+        library: str | None = None,
     ) -> None:
-        rank_group = LaunchedRankGroup(backend, communicator, where)
-        declared = replace(declared_traits(backend, communicator, where.size), can_end_ranks=False)
+        rank_group = LaunchedRankGroup(backend, communicator, where, library)
+        traits = declared_traits(backend, communicator, where.size, library)
+        declared = replace(traits, can_end_ranks=False)
         name = f"{backend} with {communicator} on {where.size} launched ranks"
         super().__init__(name, declared, rank_group, deadlines)
 
 
-def serve_rank(backend: str, communicator: str, where: Rendezvous) -> None:
+def serve_rank(
+    backend: str, communicator: str, where: Rendezvous, library: str | None = None
+) -> None:
     """Be a rank other than 0, until rank 0 says that this is the end.
 
     Raises `ControlPlaneLost` when rank 0 or the store ends without dismissing this rank.
     """
-    worker = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
+    worker = make_worker(backend, communicator, library)
     fabric = registry.communicator(communicator).connect(where)
     try:
         count = 1

@@ -48,11 +48,13 @@ class ProcessRankGroup:
     Args:
         backend: the accelerator backend by name, or PACKAGE:OBJECT.
         communicator: the communicator backend, likewise.
+        library: the expert-parallel library that is judged, if one is.
     """
 
-    def __init__(self, backend: str, communicator: str) -> None:
+    def __init__(self, backend: str, communicator: str, library: str | None = None) -> None:
         self._communicator: CommunicatorBackend = registry.communicator(communicator)
-        self._pool = WorkerPool([RANK_WORKER_MODULE, backend, communicator])
+        names = (backend, communicator, *([library] if library else []))
+        self._pool = WorkerPool([RANK_WORKER_MODULE, *names])
 
     def open_store(self) -> RendezvousHost:
         """A store in this process, which outlives every rank."""
@@ -93,6 +95,7 @@ class ProcessSubject(MultiRankSubject):
         communicator: the communicator backend, likewise.
         ranks: most ranks of a case.
         deadlines: seconds that an operation may last, by length of the deadline.
+        library: the expert-parallel library that is judged, if one is.
     """
 
     def __init__(
@@ -101,13 +104,17 @@ class ProcessSubject(MultiRankSubject):
         communicator: str,
         ranks: int,
         deadlines: Mapping[DeadlineLength, float] = DEADLINES,
+        library: str | None = None,
     ) -> None:
-        rank_group = ProcessRankGroup(backend, communicator)
+        rank_group = ProcessRankGroup(backend, communicator, library)
         name = f"{backend} with {communicator} on {ranks} processes"
-        super().__init__(name, declared_traits(backend, communicator, ranks), rank_group, deadlines)
+        traits = declared_traits(backend, communicator, ranks, library)
+        super().__init__(name, traits, rank_group, deadlines)
 
 
-def declared_traits(backend: str, communicator: str, ranks: int) -> Traits:
+def declared_traits(
+    backend: str, communicator: str, ranks: int, library: str | None = None
+) -> Traits:
     """What the backends declare, on sizes up to `ranks`."""
     return Traits(
         registry.accelerator(backend).capabilities,
@@ -115,4 +122,5 @@ def declared_traits(backend: str, communicator: str, ranks: int) -> Traits:
         tuple(sorted({size for size in GROUP_SIZES if size < ranks} | {ranks})),
         controlled=False,
         can_end_ranks=True,
+        expert_parallel=registry.expert_parallel(library).capabilities if library else None,
     )

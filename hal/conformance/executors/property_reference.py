@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.clauses import FAMILIES
+from equipoise.hal.conformance.clauses import EXPERT_PARALLEL, FAMILIES
 from equipoise.hal.conformance.property import Property
 from equipoise.hal.errors import UsageError
 
@@ -18,7 +18,8 @@ def property_reference(prop: Property) -> str:
     for name, value in vars(sys.modules[module]).items():
         if value is prop:
             return f"{module}:{name}"
-    if prop.family in FAMILIES and any(prop is member for member in suite.family(prop.family)):
+    known = prop.family in (*FAMILIES, EXPERT_PARALLEL)
+    if known and any(prop is member for member in suite.family(prop.family)):
         return f"{prop.family}/{prop.name}"
     raise UsageError(f"property {prop.name!r} is in no suite, and {module} has no name for it")
 

@@ -34,6 +34,7 @@ from equipoise.hal.conformance.executors.worker_process import serve_requests
 from equipoise.hal.conformance.program import Case, case_from_json
 from equipoise.hal.conformance.subject import describe_error
 from equipoise.hal.errors import CommunicatorError, ControlError, Violation
+from equipoise.hal.expert_parallel import ExpertParallelLibrary
 
 WAIT_SLACK = 5.0
 """Seconds beyond the deadline of an operation that a wait for its end may take: where opening takes
@@ -73,11 +74,23 @@ class _TrackingEnvironment(DeviceEnvironment):
 
 
 class RankWorker:
-    """One rank of a subject; handles one request at a time."""
+    """One rank of a subject; handles one request at a time.
 
-    def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
+    Args:
+        backend: of its device.
+        communicator: connects it with the others.
+        library: the expert-parallel library that is judged, if one is.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        communicator: CommunicatorBackend,
+        library: ExpertParallelLibrary | None = None,
+    ) -> None:
         self._backend = backend
         self._communicator = communicator
+        self._library = library
         self._fabrics: dict[str, _FabricEntry] = {}
         self._rendezvous_hosts: list[RendezvousHost] = []
         self._leftovers: list[Communicator] = []
@@ -134,7 +147,7 @@ class RankWorker:
                 accelerator, case.schedule, place.fabric, prefix, place.store_pid
             )
             self._leftovers = environment.communicators
-            ctx = _rank_context(self._backend, environment, place.rendezvous, case)
+            ctx = self._rank_context(environment, place.rendezvous, case)
             prop = resolve_property(order["property"])
             if prop.large:
                 self._leaks.expect_growth()
@@ -163,28 +176,35 @@ class RankWorker:
         while self._leftovers:
             self._leftovers.pop().close()
 
+    def _rank_context(
+        self, environment: DeviceEnvironment, where: Rendezvous, case: Case
+    ) -> RankContext:
+        return RankContext(
+            rank=where.rank,
+            size=case.program.size,
+            thread=0,
+            backend=self._backend,
+            accelerator=environment.accelerator,
+            fabric=environment.fabric,
+            deadline=where.deadline,
+            timeout=max(WAIT_TIMEOUT, where.deadline + WAIT_SLACK),
+            environment=environment,
+            library=self._library,
+        )
 
-def _rank_context(
-    backend: Backend, environment: DeviceEnvironment, where: Rendezvous, case: Case
-) -> RankContext:
-    return RankContext(
-        rank=where.rank,
-        size=case.program.size,
-        thread=0,
-        backend=backend,
-        accelerator=environment.accelerator,
-        fabric=environment.fabric,
-        deadline=where.deadline,
-        timeout=max(WAIT_TIMEOUT, where.deadline + WAIT_SLACK),
-        environment=environment,
+
+def make_worker(backend: str, communicator: str, library: str | None = None) -> RankWorker:
+    """A rank of what these names mean. Raises `BackendUnavailable`."""
+    return RankWorker(
+        registry.accelerator(backend),
+        registry.communicator(communicator),
+        registry.expert_parallel(library) if library else None,
     )
 
 
 def main() -> None:
-    """Serve as a rank of the accelerator and the communicator that the command line names."""
-    backend, communicator = sys.argv[1:3]
-    worker = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
-    serve_requests(worker.handle)
+    """Serve as a rank of what the command line names: accelerator, communicator, and a library."""
+    serve_requests(make_worker(*sys.argv[1:4]).handle)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from equipoise.cli.conformance_options import (
 from equipoise.cli.files import write_file
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
+from equipoise.hal.conformance.profile import Judged, families_of
 from equipoise.hal.conformance.reproduce import FOLDER, set_library_defaults
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
@@ -220,6 +221,8 @@ def validate(request: ConformanceRequest) -> None:
         name = request.communicator
         check_backend("--communicator", name, registry.COMMUNICATORS, registry.communicator)
         _check_available("--communicator", name, registry.communicator)
+    if request.expert_parallel is not None:
+        _check_expert_parallel(request, request.expert_parallel)
     if request.schedule_from is not None:
         _check_schedule_source(request.schedule_from, request.backend)
     else:
@@ -277,6 +280,15 @@ def _check_numbers(request: ConformanceRequest) -> None:
         check_count("--cases", request.cases, MAX_CASES)
 
 
+def _check_expert_parallel(request: ConformanceRequest, name: str) -> None:
+    if request.only != families_of(Judged.LIBRARY) or request.schedule_from is not None:
+        raise UsageError(
+            "--expert-parallel judges a library on ranks: leave out --only and --schedule-from"
+        )
+    check_backend("--expert-parallel", name, registry.EXPERT_PARALLEL, registry.expert_parallel)
+    _check_available("--expert-parallel", name, registry.expert_parallel)
+
+
 def _check_available(flag: str, name: str, find: Callable[[str], Any]) -> None:
     try:
         probed = find(name).probe()
@@ -326,6 +338,7 @@ def _conduct(
         seed=request.seed,
         cases=request.cases,
         steer=request.schedule_from,
+        library=request.expert_parallel,
     )
     watcher = conformance_progress_for(request.progress)
     try:

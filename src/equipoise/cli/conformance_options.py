@@ -9,7 +9,7 @@ from equipoise.cli import option_kinds as kinds
 from equipoise.cli.option import Option
 from equipoise.hal import registry
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, Level
-from equipoise.hal.conformance.profile import Judged, Profile
+from equipoise.hal.conformance.profile import Judged, Profile, families_of
 
 DESCRIPTION = """\
 Try to break a backend: properties of every clause of the contract, on programs
@@ -37,6 +37,10 @@ OPTIONS = (
     Option(key="communicator", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
            shown_default="the one that goes with the backend",
            help="communicator under test, by name or as PACKAGE:OBJECT"),
+    Option(key="expert_parallel", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
+           shown_default="none",
+           help="judge this expert-parallel library, by name or as PACKAGE:OBJECT, and nothing of "
+           "the backend and the communicator that it runs on"),
     Option(key="ranks", kind=kinds.WHOLE, group=SUBJECT, metavar="N", shown_default="4",
            help="most processes to test the communicator on; smaller groups are tested too"),
     Option(key="schedule_from", kind=kinds.NAME, group=SUBJECT, metavar="PACKAGE:OBJECT",
@@ -78,6 +82,7 @@ class ConformanceRequest:
 
     backend: str = "cpu"
     communicator: str | None = None
+    expert_parallel: str | None = None
     ranks: int = 4
     schedule_from: str | None = None
     profile: Profile = Profile.CI
@@ -100,9 +105,12 @@ def resolve_conformance_request(
 
     A communicator is judged by itself where no accelerator is named: then the host's is only what
     it is judged on, and the control plane and signatures are those of whoever wrote its adapter.
+    An expert-parallel library is judged by its own family alone.
     """
     values = dict(file) | dict(command_line)
-    if "communicator" in values and not values.keys() & {"backend", "schedule_from"}:
+    if "expert_parallel" in values:
+        values = {"only": families_of(Judged.LIBRARY)} | values | {"judged": Judged.LIBRARY}
+    elif "communicator" in values and not values.keys() & {"backend", "schedule_from"}:
         values = {"only": COMMUNICATOR_FAMILIES} | values | {"judged": Judged.COMMUNICATOR}
     out = values.get("out")
     if out is not None:

@@ -7,13 +7,11 @@ from typing import Any
 
 from equipoise.hal.conformance.clauses import (
     CLAUSE_LETTERS,
-    COMMUNICATOR_FAMILIES,
-    FAMILIES,
     TITLES,
     clause_sort_key,
 )
 from equipoise.hal.conformance.expected import Expectation, Shows
-from equipoise.hal.conformance.profile import Judged
+from equipoise.hal.conformance.profile import families_of
 from equipoise.hal.conformance.reproduce import python_source, reproduction_of
 from equipoise.hal.conformance.result import (
     ClauseFinding,
@@ -104,9 +102,7 @@ def _verdict_text(result: SuiteResult) -> str:
         return "THE FILE OF EXPECTED VIOLATIONS IS WRONG"
     if result.count(Status.EXPECTED):
         return "the contract is broken as expected"
-    alone = result.judged is Judged.COMMUNICATOR
-    families = set(COMMUNICATOR_FAMILIES if alone else FAMILIES)
-    whole = families <= {finding.family for finding in result.findings}
+    whole = set(families_of(result.judged)) <= {finding.family for finding in result.findings}
     return "the contract is kept" if whole else "this part of the contract is kept"
 
 

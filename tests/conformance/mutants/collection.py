@@ -5,7 +5,7 @@ from pathlib import Path
 
 from conformance.mutants.mutant import Mutant
 
-OTHERS = ("mutant", "mutation", "collection", "subjects", "thread_on_import")
+OTHERS = ("mutant", "mutation", "collection", "subjects", "expert_libraries", "thread_on_import")
 """Modules of this folder that hold no mutants. The last starts a thread when it is imported."""
 
 

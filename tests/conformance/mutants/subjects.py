@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from helpers.processes.thread_rank_group import ThreadSubject
 
+from equipoise.backends.cpu import BACKEND as CPU
+from equipoise.backends.cpu import GLOO
 from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend
 from equipoise.backends.cpu.gloo import GlooBackend, GlooFabric
 from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
@@ -21,6 +23,7 @@ from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance.executors.controlled import ControlledSubject
 from equipoise.hal.conformance.executors.device import DeviceSubject
 from equipoise.hal.conformance.subject import Subject
+from equipoise.hal.expert_parallel import ExpertParallelLibrary
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Role
 from equipoise.hal.support.page_pool import PagePool
@@ -134,6 +137,16 @@ def gloo_with(work: type[GlooWork] | None = None, **parts: type) -> Callable[[],
         return ThreadSubject(BrokenCpu(cpu_parts), BrokenGloo(cpu_parts.communicator))
 
     return subject
+
+
+def library_with(library: ExpertParallelLibrary) -> Callable[[], Subject]:
+    """An expert-parallel library on healthy virtual ranks."""
+    return lambda: ControlledSubject(VirtualBackend(), library)
+
+
+def gloo_library_with(library: ExpertParallelLibrary) -> Callable[[], Subject]:
+    """An expert-parallel library on two healthy ranks of the CPU and gloo."""
+    return lambda: ThreadSubject(CPU, GLOO, library)
 
 
 def _communicator_of(work: type[GlooWork]) -> type[GlooCommunicator]:

@@ -18,6 +18,7 @@ from equipoise.hal.conformance.executors.multi_rank import (
 from equipoise.hal.conformance.executors.rank_worker import RankReply, RankRequest, RankWorker
 from equipoise.hal.conformance.property import DeadlineLength, Traits
 from equipoise.hal.errors import Unsupported, Violation
+from equipoise.hal.expert_parallel import ExpertParallelLibrary
 
 DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.LONG: 6.0, DeadlineLength.SHORT: 1.0}
 """Seconds that an operation may last, by pace."""
@@ -29,11 +30,18 @@ class ThreadRankGroup:
     Args:
         backend: the accelerator.
         communicator: the communicator.
+        library: the expert-parallel library that is judged, if one is.
     """
 
-    def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        communicator: CommunicatorBackend,
+        library: ExpertParallelLibrary | None = None,
+    ) -> None:
         self._backend = backend
         self._communicator = communicator
+        self._library = library
         self._workers: dict[int, RankWorker] = {}
         self._threads: dict[int, ThreadPoolExecutor] = {}
 
@@ -52,7 +60,7 @@ class ThreadRankGroup:
         replies: dict[int, Future[RankReply]] = {}
         for rank, order in orders.items():
             if rank not in self._workers:
-                self._workers[rank] = RankWorker(self._backend, self._communicator)
+                self._workers[rank] = RankWorker(self._backend, self._communicator, self._library)
                 self._threads[rank] = ThreadPoolExecutor(1, f"rank {rank}")
             replies[rank] = self._threads[rank].submit(self._workers[rank].handle, order)
         try:
@@ -84,10 +92,22 @@ class ThreadSubject(MultiRankSubject):
     Args:
         backend: the accelerator.
         communicator: the communicator.
+        library: the expert-parallel library that is judged, if one is.
     """
 
-    def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
-        rank_group = ThreadRankGroup(backend, communicator)
-        traits = Traits(backend.capabilities, communicator.capabilities, (1, 2), controlled=False)
+    def __init__(
+        self,
+        backend: Backend,
+        communicator: CommunicatorBackend,
+        library: ExpertParallelLibrary | None = None,
+    ) -> None:
+        rank_group = ThreadRankGroup(backend, communicator, library)
+        traits = Traits(
+            backend.capabilities,
+            communicator.capabilities,
+            (1, 2),
+            controlled=False,
+            expert_parallel=library.capabilities if library else None,
+        )
         name = f"{backend.name} with {communicator.name} on threads"
         super().__init__(name, traits, rank_group, DEADLINES)

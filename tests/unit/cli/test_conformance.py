@@ -56,6 +56,14 @@ BAD = {
         "--html",
         "a.json",
     ): "--html: a.json is the file that --json is written to",
+    ("--expert-parallel", "pigeons"): "--expert-parallel: unknown name 'pigeons'; known: ",
+    ("--expert-parallel", "json:loads"): "expert-parallel library 'json:loads' is not an",
+    (
+        "--expert-parallel",
+        "helpers.fakes.fake_expert_libraries:NORMAL",
+        "--only",
+        "shapes",
+    ): "--expert-parallel judges a library on ranks: leave out --only",
     ("--config", "missing.yaml"): "missing.yaml cannot be read",
 }
 
