@@ -80,10 +80,7 @@ class C10dCommunicator:
         check_shape("all_gather", out, (self.size, *tensor.shape))
         return self._issue(
             Operation.ALL_GATHER,
-            (
-                out,
-                tensor,
-            ),
+            (out, tensor),
             lambda group: [all_gather_single(flat(out), flat(tensor), group=group, async_op=True)],
         )
 
@@ -92,10 +89,7 @@ class C10dCommunicator:
         check_shape("reduce_scatter", tensor, (self.size, *out.shape))
         return self._issue(
             Operation.REDUCE_SCATTER,
-            (
-                out,
-                tensor,
-            ),
+            (out, tensor),
             lambda group: [
                 reduce_scatter_single(flat(out), flat(tensor), group=group, async_op=True)
             ],
@@ -117,10 +111,7 @@ class C10dCommunicator:
         check_shape("all_to_all", out, tuple(tensor.shape))
         return self._issue(
             Operation.ALL_TO_ALL,
-            (
-                out,
-                tensor,
-            ),
+            (out, tensor),
             lambda group: [distributed.all_to_all_single(out, tensor, group=group, async_op=True)],
         )
 
@@ -131,10 +122,7 @@ class C10dCommunicator:
         check_shape("all_to_all_uneven", out, (sum(receives), *tensor.shape[1:]))
         return self._issue(
             Operation.ALL_TO_ALL_UNEVEN,
-            (
-                out,
-                tensor,
-            ),
+            (out, tensor),
             lambda group: [
                 distributed.all_to_all_single(
                     out, tensor, list(receives), list(sends), group=group, async_op=True

@@ -183,6 +183,11 @@ def all_of(*needs: Requirement) -> Requirement:
     return lambda traits: next(filter(None, (need(traits) for need in needs)), None)
 
 
+def independent_groups(traits: Traits) -> str | None:
+    """Requires communicators that progress independently of each other."""
+    return None if traits.comm_capabilities.independent_groups else "independent_groups"
+
+
 def independent_copies(traits: Traits) -> str | None:
     """Requires copies from the host that end while a launched stream waits."""
     declared = traits.accelerator.copy_independent_of_launch

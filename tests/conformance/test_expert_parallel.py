@@ -1,5 +1,6 @@
 """Our exchange keeps the clauses of an expert-parallel library, in both forms; no false alarms."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conformance.mutants.expert_libraries import LoneLibrary, RoundingLibrary
-from helpers.paths import ROOT
+from helpers.paths import ROOT, SEARCH_PATH
 from helpers.records import RecordProperty, add_clauses
 from helpers.tiers import DEEP
 
@@ -54,6 +55,7 @@ def test_exchange_keeps_clauses_of_expert_parallel_library(
         text=True,
         timeout=LIMIT,
         check=False,
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
     )
     assert completed.returncode == 0, f"{completed.stdout}\n{completed.stderr}"
     assert "contract is kept: " in completed.stdout.splitlines()[-1]

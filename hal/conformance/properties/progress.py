@@ -59,7 +59,13 @@ from equipoise.hal.conformance.fixtures.strategies import (
 )
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.large_collectives import PROGRESS as CROWDS
-from equipoise.hal.conformance.property import Property, PropertyScope, Traits, all_of
+from equipoise.hal.conformance.property import (
+    Property,
+    PropertyScope,
+    Traits,
+    all_of,
+    independent_groups,
+)
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
@@ -468,10 +474,6 @@ def _deduplicate_by_thread(steps: list[Step]) -> list[Step]:
     ]
 
 
-def _independent_groups_support(traits: Traits) -> str | None:
-    return None if traits.comm_capabilities.independent_groups else "independent_groups"
-
-
 def _play_groups(ctx: RankContext, program: Program) -> Play:
     groups = yield from shared_communicators(ctx, *PURPOSES)
     transfers = []
@@ -560,7 +562,7 @@ PROPERTIES = (
         claim="A host for each communicator: in whatever order they issue, everything ends.",
         programs=_groups_programs,
         play=_play_groups,
-        needs=all_of(several_ranks, offers_any(*SINGLE_WORK_OPS), _independent_groups_support),
+        needs=all_of(several_ranks, offers_any(*SINGLE_WORK_OPS), independent_groups),
         scope=PropertyScope.GROUP,
         threads=THREADS,
     ),

@@ -92,7 +92,8 @@ def test_terminated_run_leaves_no_temporary_folder(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        _wait_for(lambda: any(temporary.iterdir()) or program.poll() is not None)
+        # A folder, not the file by which `tempfile` tries whether it can write there.
+        _wait_for(lambda: any(map(Path.is_dir, temporary.iterdir())) or program.poll() is not None)
         program.terminate()
         _, stderr = program.communicate(timeout=TIMEOUT_S)
     finally:
