@@ -26,7 +26,7 @@ PARTS = {
     "equipoise.backends": ("__init__",),
     "equipoise.cli": (
         "__init__",
-        "checks",
+        "option_checks",
         "conformance",
         "conformance_command",
         "conformance_options",

@@ -26,7 +26,7 @@ def open_group(
 
     Args:
         backend: the name that `init_process_group` knows.
-        store: where the ranks of this group meet, and nobody else.
+        store: where the ranks of this group, and no others, meet.
         rank: this rank's number in the group.
         size: number of ranks.
         timeout: seconds; the library's own time-out of its operations.

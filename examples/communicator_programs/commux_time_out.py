@@ -1,4 +1,4 @@
-"""C8: a receive of commux that nobody answers ignores the time-out of its group."""
+"""C8: a receive of commux without a send ignores the time-out of its group."""
 
 import os
 import tempfile

@@ -25,7 +25,7 @@ class Executor(StrEnum):
     RANKS = "ranks"
 
 
-class Judged(StrEnum):
+class RunTarget(StrEnum):
     """What a run judges."""
 
     BACKEND = "backend"
@@ -36,13 +36,13 @@ class Judged(StrEnum):
     """An expert-parallel library, and nothing of what it runs on."""
 
 
-def families_of(judged: Judged) -> tuple[str, ...]:
-    """The families of properties by which it can be judged."""
+def families_of(target: RunTarget) -> tuple[str, ...]:
+    """The families of properties that judge it."""
     return {
-        Judged.BACKEND: FAMILIES,
-        Judged.COMMUNICATOR: COMMUNICATOR_FAMILIES,
-        Judged.LIBRARY: (EXPERT_PARALLEL,),
-    }[judged]
+        RunTarget.BACKEND: FAMILIES,
+        RunTarget.COMMUNICATOR: COMMUNICATOR_FAMILIES,
+        RunTarget.LIBRARY: (EXPERT_PARALLEL,),
+    }[target]
 
 
 CASES: Mapping[Profile, Mapping[Executor, int]] = {

@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from equipoise.hal.conformance.clauses import LEVELS, Level, clause_sort_key
-from equipoise.hal.conformance.expected import Expectation, Shows
-from equipoise.hal.conformance.profile import Judged
+from equipoise.hal.conformance.expected_violations import Expectation, Shows
+from equipoise.hal.conformance.profile import RunTarget
 from equipoise.hal.conformance.program import case_to_json
 from equipoise.hal.conformance.search import (
     PropertyHeld,
@@ -186,7 +186,7 @@ class SuiteResult:
     Attributes:
         backend: name of the accelerator backend.
         communicator: name of the communicator backend.
-        judged: whether the accelerator is judged too.
+        target: what is judged: the backend, its communicator alone, or a library on it.
         ranks: most ranks that played.
         profile: how hard it looked.
         seed: what the draws started from.
@@ -207,7 +207,7 @@ class SuiteResult:
     seconds: float
     partial_levels: frozenset[Level] = frozenset()
     expectations: tuple[Expectation, ...] = ()
-    judged: Judged = Judged.BACKEND
+    target: RunTarget = RunTarget.BACKEND
     library: str | None = None
     steer: str | None = None
     launcher: str = ""
@@ -215,9 +215,9 @@ class SuiteResult:
     @property
     def subject(self) -> str:
         """What is judged, by name."""
-        if self.judged is Judged.LIBRARY:
+        if self.target is RunTarget.LIBRARY:
             return f"{self.library} (on {self.backend} with {self.communicator})"
-        if self.judged is Judged.COMMUNICATOR:
+        if self.target is RunTarget.COMMUNICATOR:
             return f"{self.communicator} (on {self.backend})"
         if not self.communicator:
             return f"{self.backend} by itself"
@@ -293,7 +293,7 @@ class SuiteResult:
         return {
             "backend": self.backend,
             "communicator": self.communicator,
-            "judged": self.judged.value,
+            "target": self.target.value,
             "library": self.library,
             "ranks": self.ranks,
             "profile": self.profile,

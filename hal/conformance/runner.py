@@ -15,15 +15,15 @@ from equipoise.hal.conformance.executors.controlled import ControlledBackend, Co
 from equipoise.hal.conformance.executors.device import DeviceSubject
 from equipoise.hal.conformance.executors.processes import ProcessSubject
 from equipoise.hal.conformance.executors.steering import load_steer
-from equipoise.hal.conformance.expected import Expectation
+from equipoise.hal.conformance.expected_violations import Expectation
 from equipoise.hal.conformance.profile import (
     CASES,
     FAULT_CASES,
     MAX_SHRINKS,
     SHORT_DEADLINE_SHARE,
     Executor,
-    Judged,
     Profile,
+    RunTarget,
     families_of,
 )
 from equipoise.hal.conformance.property import (
@@ -178,7 +178,7 @@ class ConformanceRun:
         cases: how many of each property, where the profile is not to say so.
         levels: which properties, of these families.
         expectations: violations that are known.
-        judged: whether the accelerator is judged too.
+        target: what is judged: the backend, its communicator alone, or a library on it.
         steer: receives the schedule of each case, as PACKAGE:OBJECT; then one device by itself
             is played, since a schedule is chosen within a process.
         library: the expert-parallel library that is judged, by name or as PACKAGE:OBJECT.
@@ -194,7 +194,7 @@ class ConformanceRun:
     steer: str | None = None
     levels: tuple[Level, ...] = tuple(Level)
     expectations: tuple[Expectation, ...] = ()
-    judged: Judged = Judged.BACKEND
+    target: RunTarget = RunTarget.BACKEND
     library: str | None = None
 
     def run(self, watcher: ProgressListener) -> SuiteResult | None:
@@ -222,7 +222,7 @@ class ConformanceRun:
         return SuiteResult(
             backend=self.backend,
             communicator=self.communicator,
-            judged=self.judged,
+            target=self.target,
             library=self.library,
             ranks=most,
             profile=self.profile.value,
@@ -252,7 +252,7 @@ class ConformanceRun:
 
     def _possible_properties(self) -> list[Property]:
         """The properties that what is judged can be judged by, whatever was asked for."""
-        families = families_of(self.judged)
+        families = families_of(self.target)
         return [prop for prop in suite.properties() if prop.family in families]
 
     @contextmanager
@@ -271,7 +271,7 @@ class ConformanceRun:
             executors = (Executor.VIRTUAL,)
         elif self.steer is not None or not self.communicator:
             executors = (Executor.DEVICE,)
-        elif self.judged is not Judged.BACKEND:
+        elif self.target is not RunTarget.BACKEND:
             executors = (Executor.RANKS,)
         place = SubjectPlace(self.backend, self.communicator, self.ranks, self.steer, self.library)
         return {executor: open_subject(executor, place, rendezvous) for executor in executors}

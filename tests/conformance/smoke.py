@@ -21,7 +21,7 @@ from equipoise.hal.conformance.context import (
     wait_for_success,
 )
 from equipoise.hal.conformance.fixtures.expert_steps import (
-    Blame,
+    BrokenClauses,
     ExpertRun,
     close_run,
     open_run,
@@ -253,7 +253,7 @@ def play_together(ctx: RankContext, program: Program) -> Play:
 
 def play_expert_step(ctx: RankContext, program: Program) -> Play:
     """A token of the last rank goes to its expert, and comes back."""
-    run: ExpertRun = yield from open_run(ctx, program, Blame(CLAUSE, CLAUSE))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses(CLAUSE, CLAUSE))
     yield from play_steps(run, program, usual_calls(run, program))
     yield from close_run(run)
 

@@ -24,7 +24,7 @@ from equipoise.hal.conformance.context import (
 )
 from equipoise.hal.conformance.fixtures.expert_steps import (
     Batch,
-    Blame,
+    BrokenClauses,
     ExpertRun,
     OpenDispatch,
     batches,
@@ -164,9 +164,11 @@ def round_trips(
 # ----- M1, M2, M5: what arrives, and what comes back ----------------------------------------------
 
 
-def _play_round_trips(blame: Blame, spoil: bool = False) -> Callable[[RankContext, Program], Play]:
+def _play_round_trips(
+    clauses: BrokenClauses, spoil: bool = False
+) -> Callable[[RankContext, Program], Play]:
     def play(ctx: RankContext, program: Program) -> Play:
-        run: ExpertRun = yield from open_run(ctx, program, blame)
+        run: ExpertRun = yield from open_run(ctx, program, clauses)
         run.spoil = spoil
         yield from play_steps(run, program, usual_calls(run, program))
         yield from run.finish()
@@ -176,7 +178,7 @@ def _play_round_trips(blame: Blame, spoil: bool = False) -> Callable[[RankContex
 
 
 def _play_counts(ctx: RankContext, program: Program) -> Play:
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M2", "M1"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M2", "M1"))
     calls = usual_calls(run, program)
 
     def finish() -> Play:
@@ -246,7 +248,7 @@ def _padding_or_repetition(traits: Traits) -> str | None:
 
 
 def _play_guarded(ctx: RankContext, program: Program) -> Play:
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M2", "M1"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M2", "M1"))
     for number, choices in enumerate(batches(program)):
         batch = run.make_batch(choices)
         plain = run.inputs(batch)
@@ -295,7 +297,7 @@ def _handle_programs(draw: st.DrawFn, traits: Traits) -> Program:
 
 def _play_handles(ctx: RankContext, program: Program) -> Play:
     """Returns whether each second combine was refused, in order."""
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M8", "M8"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M8", "M8"))
     calls, outcomes = usual_calls(run, program), list[bool]()
 
     def again(number: int) -> Play:
@@ -365,7 +367,7 @@ def _mask_programs(draw: st.DrawFn, traits: Traits) -> Program:
 
 
 def _play_masks(ctx: RankContext, program: Program) -> Play:
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M10", "M10"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M10", "M10"))
 
     def lose(*ranks: int) -> Play:
         run.active -= frozenset(ranks)
@@ -395,7 +397,7 @@ def _graph_programs(draw: st.DrawFn, traits: Traits) -> Program:
 
 
 def _play_graph(ctx: RankContext, program: Program) -> Play:
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M11", "M11"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M11", "M11"))
     first, *others = [run.make_batch(choices) for choices in batches(program)]
     inputs = run.inputs(first)
     run.dispatch(first, inputs)
@@ -435,7 +437,7 @@ def _misfit_programs(draw: st.DrawFn, traits: Traits) -> Program:
 
 
 def _play_misfits(ctx: RankContext, program: Program) -> Play:
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M12", "M12"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M12", "M12"))
     own = [step for step in program.steps_of(ctx.rank) if step.op == "misfit"]
     fullest = max((len(tokens) for batch in batches(program) for tokens in batch), default=0)
     for step in own:
@@ -480,7 +482,7 @@ def _capacity_programs(draw: st.DrawFn, traits: Traits) -> Program:
 
 def _play_capacity(ctx: RankContext, program: Program) -> Play:
     """Returns whether each step was told not to fit, in order."""
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M13", "M13"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M13", "M13"))
     told = []
     for choices in batches(program):
         batch = run.make_batch(choices)
@@ -511,7 +513,7 @@ def _step(run: ExpertRun, batch: Batch) -> Play:
         status.result(run.patience)
     except StreamTimeout as error:
         what = f"dispatch {batch.number} neither ended nor failed: {error}"
-        raise Violation(run.blame.result, what) from error
+        raise Violation(run.clauses.result, what) from error
     except Exception as error:
         return error
     run.in_use.clear()
@@ -543,7 +545,7 @@ def _absence_programs(draw: st.DrawFn, traits: Traits) -> Program:
 
 
 def _play_absence(ctx: RankContext, program: Program) -> Play:
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M14", "M14"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M14", "M14"))
     (absent,) = [step.rank for step in program.steps if step.op == "stay_away"]
     question = f"{run.purpose}/told"
     others = [rank for rank in range(program.size) if rank != absent]
@@ -592,7 +594,7 @@ def _generation_programs(draw: st.DrawFn, traits: Traits) -> Program:
 
 def _play_generations(ctx: RankContext, program: Program) -> Play:
     """Only the last step has ranks of different generations."""
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M15", "M15"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M15", "M15"))
     upcoming, current = iter(batches(program)), dict[int, int]()
     for step in program.steps:
         if step.op == "generation":
@@ -618,7 +620,7 @@ CYCLES = 4
 
 def _play_cycles(ctx: RankContext, program: Program) -> Play:
     """The first cycles may fill caches; after them nothing more may be left over."""
-    run: ExpertRun = yield from open_run(ctx, program, Blame("M16", "M16"))
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M16", "M16"))
     bases = []
     for _ in range(CYCLES):
         run.dispatches = 0
@@ -630,7 +632,7 @@ def _play_cycles(ctx: RankContext, program: Program) -> Play:
     require_no_more("M16", bases[1], bases[-1], f"after {CYCLES - 2} more steps")
     yield from close_run(run)
     run.group.close()
-    run = yield from open_run(ctx, program, Blame("M16", "M16"), "experts again")
+    run = yield from open_run(ctx, program, BrokenClauses("M16", "M16"), "experts again")
     yield from play_steps(run, program, usual_calls(run, program))
     yield from close_run(run)
 
@@ -696,21 +698,21 @@ PROPERTIES = (
         ("M1", "M2"),
         "What arrives are the rows that were sent, and what returns is their sum by weight.",
         round_trips(),
-        _play_round_trips(Blame("M2", "M1")),
+        _play_round_trips(BrokenClauses("M2", "M1")),
     ),
     _property(
         "real-numbers-keep-the-declared-precision",
         ("M1",),
         "Sums of real numbers are within what the declared precision allows.",
         round_trips(reals=True),
-        _play_round_trips(Blame("M1", "M1")),
+        _play_round_trips(BrokenClauses("M1", "M1")),
     ),
     _property(
         "many-tokens-arrive-at-many-experts",
         ("M1", "M2"),
         "Batches and numbers of experts as real models have them arrive, and return.",
         lambda traits: _large_programs(traits),
-        _play_round_trips(Blame("M2", "M1")),
+        _play_round_trips(BrokenClauses("M2", "M1")),
         large=True,
     ),
     _property(
@@ -718,14 +720,14 @@ PROPERTIES = (
         ("M3",),
         "All tokens may choose the same experts, and some ranks have no tokens.",
         lambda traits: _uneven_programs(traits),
-        _play_round_trips(Blame("M3", "M3")),
+        _play_round_trips(BrokenClauses("M3", "M3")),
     ),
     _property(
         "padding-and-repeated-experts-count-as-they-are",
         ("M4",),
         "A choice of -1 counts for nothing, and an expert that is chosen twice counts twice.",
         lambda traits: round_trips(_choices_beyond(traits))(traits),
-        _play_round_trips(Blame("M4", "M4")),
+        _play_round_trips(BrokenClauses("M4", "M4")),
         needs=_padding_or_repetition,
     ),
     _property(
@@ -748,7 +750,7 @@ PROPERTIES = (
         ("M7",),
         "What is launched after a call may overwrite its arguments.",
         round_trips(),
-        _play_round_trips(Blame("M7", "M7"), spoil=True),
+        _play_round_trips(BrokenClauses("M7", "M7"), spoil=True),
     ),
     _property(
         "an-ended-handle-is-refused-or-right",
@@ -763,7 +765,7 @@ PROPERTIES = (
         ("M9",),
         "As many dispatches as are declared may be open, and are combined in any order.",
         lambda traits: _in_flight_programs(traits),
-        _play_round_trips(Blame("M9", "M9")),
+        _play_round_trips(BrokenClauses("M9", "M9")),
         needs=_several_in_flight,
     ),
     _property(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli import kinds
-from equipoise.cli.checks import check_count
 from equipoise.cli.files import write_file
 from equipoise.cli.hardware_options import (
     MACHINE,
@@ -35,6 +34,7 @@ from equipoise.cli.offline import (
     usage_errors,
 )
 from equipoise.cli.option import Option
+from equipoise.cli.option_checks import check_count
 from equipoise.cli.progress import part_progress_for
 from equipoise.cli.trace_options import (
     TRACE_OPTIONS,

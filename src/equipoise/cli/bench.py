@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.balancer.requests.catalogue import FORMATS, WORKLOADS
 from equipoise.cli import kinds
-from equipoise.cli.checks import check_count
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import check_outputs, print_written, request_values
 from equipoise.cli.option import REQUIRED, Option
+from equipoise.cli.option_checks import check_count
 from equipoise.cli.route import read_api_keys
 from equipoise.cli.route_workers import parse_url
 from equipoise.hal.errors import UsageError

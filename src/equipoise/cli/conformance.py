@@ -12,14 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from equipoise import __version__, install_command
-from equipoise.cli.checks import (
-    MAX_RANKS,
-    check_backend,
-    check_count,
-    check_devices,
-    check_file,
-    check_folder,
-)
 from equipoise.cli.conformance_options import (
     BY_KEY,
     HTML,
@@ -28,9 +20,17 @@ from equipoise.cli.conformance_options import (
     resolve_conformance_request,
 )
 from equipoise.cli.files import write_file
+from equipoise.cli.option_checks import (
+    MAX_RANKS,
+    check_backend,
+    check_count,
+    check_devices,
+    check_file,
+    check_folder,
+)
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
-from equipoise.hal.conformance.profile import Judged, families_of
+from equipoise.hal.conformance.profile import RunTarget, families_of
 from equipoise.hal.conformance.reproduce import FOLDER, set_library_defaults
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
@@ -169,7 +169,7 @@ def conformance_progress_for(wish: str) -> ConformanceProgress:
 MAX_CASES = 1_000_000
 
 if TYPE_CHECKING:
-    from equipoise.hal.conformance.expected import Expectation
+    from equipoise.hal.conformance.expected_violations import Expectation
     from equipoise.hal.conformance.result import SuiteResult
 
 
@@ -252,7 +252,7 @@ def check_distributions() -> None:
 
 def read_xfail(path: Path | None) -> "tuple[Expectation, ...]":
     """The violations that the file of --xfail lists. Raises UsageError, in one line."""
-    from equipoise.hal.conformance.expected import parse_expectations
+    from equipoise.hal.conformance.expected_violations import parse_expectations
 
     if path is None:
         return ()
@@ -281,7 +281,7 @@ def _check_numbers(request: ConformanceRequest) -> None:
 
 
 def _check_expert_parallel(request: ConformanceRequest, name: str) -> None:
-    if request.only != families_of(Judged.LIBRARY) or request.schedule_from is not None:
+    if request.only != families_of(RunTarget.LIBRARY) or request.schedule_from is not None:
         raise UsageError(
             "--expert-parallel judges a library on ranks: leave out --only and --schedule-from"
         )
@@ -334,7 +334,7 @@ def _conduct(
         families=request.only,
         levels=request.level,
         expectations=expectations,
-        judged=request.judged,
+        target=request.target,
         seed=request.seed,
         cases=request.cases,
         steer=request.schedule_from,

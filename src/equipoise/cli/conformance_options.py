@@ -9,7 +9,7 @@ from equipoise.cli import option_kinds as kinds
 from equipoise.cli.option import Option
 from equipoise.hal import registry
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, Level
-from equipoise.hal.conformance.profile import Judged, Profile, families_of
+from equipoise.hal.conformance.profile import Profile, RunTarget, families_of
 
 DESCRIPTION = """\
 Try to break a backend: properties of every clause of the contract, on programs
@@ -95,7 +95,7 @@ class ConformanceRequest:
     html: Path | None = None
     out: Path | None = None
     progress: str = "shown"
-    judged: Judged = Judged.BACKEND
+    target: RunTarget = RunTarget.BACKEND
 
 
 def resolve_conformance_request(
@@ -109,9 +109,9 @@ def resolve_conformance_request(
     """
     values = dict(file) | dict(command_line)
     if "expert_parallel" in values:
-        values = {"only": families_of(Judged.LIBRARY)} | values | {"judged": Judged.LIBRARY}
+        values = {"only": families_of(RunTarget.LIBRARY)} | values | {"target": RunTarget.LIBRARY}
     elif "communicator" in values and not values.keys() & {"backend", "schedule_from"}:
-        values = {"only": COMMUNICATOR_FAMILIES} | values | {"judged": Judged.COMMUNICATOR}
+        values = {"only": COMMUNICATOR_FAMILIES} | values | {"target": RunTarget.COMMUNICATOR}
     out = values.get("out")
     if out is not None:
         values = {"json": out / JSON, "html": out / HTML} | values

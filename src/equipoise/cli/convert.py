@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES, STATISTICS_FORMAT_NAMES
 from equipoise.cli import kinds
-from equipoise.cli.checks import check_folder
 from equipoise.cli.files import describe_path, ensure_folder
 from equipoise.cli.offline import (
     check_ranks,
@@ -21,6 +20,7 @@ from equipoise.cli.offline import (
     warn_of_dropped_layers,
 )
 from equipoise.cli.option import Option
+from equipoise.cli.option_checks import check_folder
 from equipoise.hal.errors import UsageError
 
 FILES = "files"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from equipoise import __version__, install_command
 from equipoise.cli import engines
-from equipoise.cli.checks import check_file
 from equipoise.cli.engines import DoctorCheck
 from equipoise.cli.files import write_file
 from equipoise.cli.import_errors import explain_import_error
+from equipoise.cli.option_checks import check_file
 from equipoise.cli.process import print_stderr
 from equipoise.demo.settings import RunSettings
 from equipoise.hal import registry

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.cli.checks import check_count, check_file
 from equipoise.cli.config import read_config
 from equipoise.cli.option import Option
+from equipoise.cli.option_checks import check_count, check_file
 from equipoise.cli.process import print_stderr
 from equipoise.hal.errors import (
     FileWriteFailed,

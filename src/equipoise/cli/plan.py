@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from equipoise.balancer.experts.config import DEFAULT_SIGMA, MIN_SIGMA_WINDOWS, default_sigma
 from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES
 from equipoise.cli import kinds
-from equipoise.cli.checks import check_count
 from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.kinds import resolve_numbers
 from equipoise.cli.offline import (
@@ -28,6 +27,7 @@ from equipoise.cli.offline import (
     warn_of_dropped_layers,
 )
 from equipoise.cli.option import REQUIRED, Option
+from equipoise.cli.option_checks import check_count
 from equipoise.hal.errors import PlacementError, UsageError
 
 SHAPE, AIM, SPARING, OUTPUT = "shape", "what to plan for", "what may move", "output"

@@ -16,7 +16,6 @@ from equipoise.balancer.formats.format_names import (
 )
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
-from equipoise.cli.checks import check_folder
 from equipoise.cli.config import read_config
 from equipoise.cli.files import (
     LAUNCHER_VARIABLE,
@@ -27,6 +26,7 @@ from equipoise.cli.files import (
 )
 from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
 from equipoise.cli.option import REQUIRED, Option
+from equipoise.cli.option_checks import check_folder
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.run_options import BY_KEY as RUN
 from equipoise.cli.run_options import RECORD_FILE, merge_sources, run_settings

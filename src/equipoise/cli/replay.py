@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.cli import kinds
-from equipoise.cli.checks import check_count
 from equipoise.cli.files import write_file
 from equipoise.cli.hardware_options import (
     DEFAULT_LINK,
@@ -34,6 +33,7 @@ from equipoise.cli.offline import (
     warn,
 )
 from equipoise.cli.option import Option
+from equipoise.cli.option_checks import check_count
 from equipoise.cli.progress import part_progress_for
 from equipoise.cli.trace_options import (
     TRACE,

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from equipoise.cli.checks import MAX_RANKS, check_count
 from equipoise.cli.config import read_config
 from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.offline import naming_ranks_option, usage_errors
+from equipoise.cli.option_checks import MAX_RANKS, check_count
 from equipoise.cli.process import print_stderr
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.run_options import (

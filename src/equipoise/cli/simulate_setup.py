@@ -28,9 +28,9 @@ from equipoise.balancer.requests.simulation import SaturatedArrivals, Scenario, 
 from equipoise.balancer.requests.traces import read_trace
 from equipoise.balancer.requests.workload import Workload
 from equipoise.balancer.requests.workload_generators import generate
-from equipoise.cli.checks import check_count, check_folder
 from equipoise.cli.files import probe_file
 from equipoise.cli.offline import check_outputs, usage_errors, warn
+from equipoise.cli.option_checks import check_count, check_folder
 from equipoise.cli.simulate import SimulateRequest
 from equipoise.cli.simulate_kinds import SATURATED
 from equipoise.hal.errors import UsageError

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.cli import kinds
-from equipoise.cli.checks import check_count
 from equipoise.cli.offline import usage_errors
 from equipoise.cli.option import Option
+from equipoise.cli.option_checks import check_count
 from equipoise.hal.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import os
 from collections.abc import Set
 
 from equipoise.balancer.experts.config import PLANNER_LIMITS
-from equipoise.cli.checks import (
+from equipoise.cli.files import LAUNCHER_VARIABLE, probe_file, probe_folder
+from equipoise.cli.option_checks import (
     MAX_RANKS,
     check_backend,
     check_count,
@@ -15,7 +16,6 @@ from equipoise.cli.checks import (
     check_file,
     check_folder,
 )
-from equipoise.cli.files import LAUNCHER_VARIABLE, probe_file, probe_folder
 from equipoise.cli.run_options import BY_KEY, MOVES, OPTIONS, PLANS, RECORD_FILE, RunRequest
 from equipoise.demo.settings import (
     EXPERTS,

@@ -10,7 +10,7 @@ from equipoise.hal.conformance.clauses import (
     TITLES,
     clause_sort_key,
 )
-from equipoise.hal.conformance.expected import Expectation, Shows
+from equipoise.hal.conformance.expected_violations import Expectation, Shows
 from equipoise.hal.conformance.profile import families_of
 from equipoise.hal.conformance.reproduce import python_source, reproduction_of
 from equipoise.hal.conformance.result import (
@@ -102,7 +102,7 @@ def _verdict_text(result: SuiteResult) -> str:
         return "THE FILE OF EXPECTED VIOLATIONS IS WRONG"
     if result.count(Status.EXPECTED):
         return "the contract is broken as expected"
-    whole = set(families_of(result.judged)) <= {finding.family for finding in result.findings}
+    whole = set(families_of(result.target)) <= {finding.family for finding in result.findings}
     return "the contract is kept" if whole else "this part of the contract is kept"
 
 

@@ -477,7 +477,7 @@ class _Told(FixedCapacityGroup):
 
 
 class ForgetsOverflow(_Told):
-    """Rows that do not fit are dropped, and nobody is told."""
+    """Rows that do not fit are dropped without an error."""
 
     status = SilentOverflow
 
@@ -777,7 +777,7 @@ MUTANTS = (
     Mutant(
         name="rows-that-do-not-fit-are-dropped",
         clause="M13",
-        broken="Rows beyond the capacity are dropped, and nobody is told.",
+        broken="Rows beyond the capacity are dropped without an error.",
         property="what-exceeds-a-capacity-is-told",
         subject=_fixed(ForgetsOverflow),
     ),

@@ -12,7 +12,7 @@ from equipoise.backends.cpu.stream import CpuEvent
 from equipoise.backends.virtual.backend import HEALTHY, VirtualBackend
 
 
-class HopefulEvent(CpuEvent):
+class AlwaysReachedEvent(CpuEvent):
     """Says that its point is reached as soon as it was recorded (clause O7)."""
 
     def query(self) -> bool:
@@ -29,5 +29,5 @@ class ZeroingCommunicator(GlooCommunicator):
 
 
 VIRTUAL = VirtualBackend(replace(HEALTHY, slots=OwnStreamStore))
-CPU = BrokenCpu(CpuParts(event=HopefulEvent))
+CPU = BrokenCpu(CpuParts(event=AlwaysReachedEvent))
 GLOO = BrokenGloo(ZeroingCommunicator)

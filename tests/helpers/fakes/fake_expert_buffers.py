@@ -174,7 +174,7 @@ class Buffer(_LowLatency):
         return self._combine(x, topk_idx, topk_weights, handle)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        raise NotImplementedError("nobody is lost here")
+        raise NotImplementedError("no rank is lost here")
 
 
 class NixlBuffer(_LowLatency):
@@ -226,7 +226,7 @@ class NixlBuffer(_LowLatency):
         return self._combine(x, topk_idx, topk_weights, handle)
 
     def update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        raise NotImplementedError("nobody is lost here")
+        raise NotImplementedError("no rank is lost here")
 
 
 def _stack(rows: list[Tensor], like: Tensor) -> Tensor:

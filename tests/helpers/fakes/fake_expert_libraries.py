@@ -12,7 +12,7 @@ BUFFERS = "helpers.fakes.fake_expert_buffers"
 
 
 def _on_host(declared: ExpertParallelCapabilities) -> ExpertParallelCapabilities:
-    """Any sizes; nobody is lost, and nothing is captured."""
+    """Any sizes; no rank is lost, and nothing is captured."""
     return replace(declared, hidden_sizes=(), group_sizes=(), masks=False, graph_capture=False)
 
 

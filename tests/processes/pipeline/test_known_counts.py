@@ -92,4 +92,4 @@ def refused(ranks: Ranks, generations: list[int], mutant: str = "") -> list[dict
 def test_known_counts_reject_mutant(ranks: Ranks, mutant: str) -> None:
     differences = [verdict["difference"] for verdict in played(ranks, UNEVEN, mutant)]
     raised = [bool(a["raised"]) for case in GENERATIONS for a in refused(ranks, case, mutant)]
-    assert any(differences) or not all(raised), f"nobody noticed: {mutant}"
+    assert any(differences) or not all(raised), f"no rank noticed: {mutant}"

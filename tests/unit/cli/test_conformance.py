@@ -16,7 +16,7 @@ from equipoise.cli.conformance_options import (
 )
 from equipoise.cli.parser import build_parser
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES
-from equipoise.hal.conformance.profile import Judged, Profile
+from equipoise.hal.conformance.profile import Profile, RunTarget
 
 BROKEN_BACKEND = "helpers.fakes.broken_stream_backends:BACKEND"
 BAD = {
@@ -152,21 +152,21 @@ def test_conformance_command_line_overrides_file_and_defaults(
 
 
 @pytest.mark.parametrize(
-    ("options", "judged"),
+    ("options", "target"),
     [
-        ({}, Judged.BACKEND),
-        ({"backend": "cpu"}, Judged.BACKEND),
-        ({"communicator": "gloo"}, Judged.COMMUNICATOR),
-        ({"communicator": "gloo", "backend": "cpu"}, Judged.BACKEND),
-        ({"communicator": "gloo", "schedule_from": "a:b"}, Judged.BACKEND),
+        ({}, RunTarget.BACKEND),
+        ({"backend": "cpu"}, RunTarget.BACKEND),
+        ({"communicator": "gloo"}, RunTarget.COMMUNICATOR),
+        ({"communicator": "gloo", "backend": "cpu"}, RunTarget.BACKEND),
+        ({"communicator": "gloo", "schedule_from": "a:b"}, RunTarget.BACKEND),
     ],
 )
 def test_conformance_judges_communicator_alone_when_no_backend_is_named(
-    options: dict[str, str], judged: Judged
+    options: dict[str, str], target: RunTarget
 ) -> None:
-    assert resolve_conformance_request(options, {}).judged is judged
-    assert resolve_conformance_request({}, options).judged is judged
-    families = COMMUNICATOR_FAMILIES if judged is Judged.COMMUNICATOR else FAMILIES
+    assert resolve_conformance_request(options, {}).target is target
+    assert resolve_conformance_request({}, options).target is target
+    families = COMMUNICATOR_FAMILIES if target is RunTarget.COMMUNICATOR else FAMILIES
     assert resolve_conformance_request(options, {}).only == families
     chosen = {**options, "only": ("control",)}
     assert resolve_conformance_request(chosen, {}).only == ("control",)

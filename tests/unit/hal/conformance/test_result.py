@@ -6,7 +6,7 @@ import pytest
 
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.clauses import Level
-from equipoise.hal.conformance.expected import Expectation, Shows
+from equipoise.hal.conformance.expected_violations import Expectation, Shows
 from equipoise.hal.conformance.program import Case, Step, make_program
 from equipoise.hal.conformance.result import Finding, LevelStatus, Status, SuiteResult
 from equipoise.hal.conformance.search import (

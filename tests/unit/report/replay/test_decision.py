@@ -164,7 +164,7 @@ def gaining(result: Replay, gains: dict[str, float]) -> Replay:
     return replace(result, outcomes=(first, *changed), steps_in_seconds=False)
 
 
-def test_of_what_is_as_good_the_fewest_slots_win_then_ours() -> None:
+def test_decision_among_equal_gains_takes_fewest_slots_then_ours() -> None:
     trace = traffic(lambda step: popularity(1, 1.0))
     result = replayed(trace, engines=("vllm", "equipoise"), slots=(40, 48))
     most = {"vllm 48": 0.2, "vllm 40": 0.196, "equipoise static 40": 0.196}

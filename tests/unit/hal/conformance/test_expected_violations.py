@@ -2,7 +2,7 @@
 
 import pytest
 
-from equipoise.hal.conformance.expected import Expectation, Shows, parse_expectations
+from equipoise.hal.conformance.expected_violations import Expectation, Shows, parse_expectations
 from equipoise.hal.errors import UsageError
 
 ENTRY = '[[expected]]\nclause = "K5"\nreason = "may time out"\n'
