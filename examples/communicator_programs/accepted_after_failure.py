@@ -10,13 +10,13 @@ from torch import distributed, multiprocessing
 
 
 def main(rank: int, store: str) -> None:  # noqa: D103
-    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=2), 2, rank)
+    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), 2, rank)
+    group = distributed.new_group(timeout=timedelta(seconds=2))
     if rank == 1:
-        time.sleep(4)
-        return
+        return time.sleep(4)
     with suppress(RuntimeError):
-        distributed.recv(torch.zeros(1), 1)
-    work = distributed.all_reduce(torch.ones(1), async_op=True)
+        distributed.recv(torch.zeros(1), 1, group)
+    work = distributed.all_reduce(torch.ones(1), group=group, async_op=True)
     try:
         work.wait()
     except RuntimeError as error:

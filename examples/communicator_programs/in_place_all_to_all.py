@@ -8,7 +8,7 @@ from torch import distributed, multiprocessing
 
 
 def main(rank: int, store: str) -> None:  # noqa: D103
-    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=2), 2, rank)
+    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), 2, rank)
     expected, wrong = [rank, 10 + rank], 0
     for _ in range(500):
         tensor = torch.arange(2) + 10 * rank

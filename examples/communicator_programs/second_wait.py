@@ -8,8 +8,10 @@ from torch import distributed, multiprocessing
 
 
 def main(rank: int, store: str) -> None:  # noqa: D103
-    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=2), 2, rank)
-    work = distributed.isend(torch.ones(1), 1) if rank == 0 else distributed.irecv(torch.ones(1), 0)
+    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), 2, rank)
+    group = distributed.new_group(timeout=timedelta(seconds=2))
+    issue = distributed.irecv if rank else distributed.isend
+    work = issue(torch.ones(1), 1 - rank, group)
     work.wait()
     try:
         work.wait()

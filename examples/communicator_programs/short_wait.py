@@ -10,11 +10,11 @@ from torch import distributed, multiprocessing
 
 
 def main(rank: int, store: str) -> None:  # noqa: D103
-    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=2), 2, rank)
+    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), 2, rank)
+    group = distributed.new_group(timeout=timedelta(seconds=2))
     if rank == 1:
-        time.sleep(4)
-        return
-    work = distributed.irecv(torch.zeros(1), 1)
+        return time.sleep(4)
+    work = distributed.irecv(torch.zeros(1), 1, group)
     with suppress(RuntimeError):
         work.wait(timedelta(seconds=0.1))
     try:

@@ -8,7 +8,7 @@ from torch import distributed, multiprocessing
 
 
 def main(rank: int, store: str) -> None:  # noqa: D103
-    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=2), 2, rank)
+    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), 2, rank)
     out, tensor = torch.zeros(2), torch.ones(2)
     work = distributed.all_to_all_single(out, tensor, [1, 1], [1], async_op=True)
     try:

@@ -8,7 +8,7 @@ from torch import distributed, multiprocessing
 
 
 def main(rank: int, store: str) -> None:  # noqa: D103
-    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=2), 2, rank)
+    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), 2, rank)
     matrix = torch.full((2, 4), 9.0)
     columns = matrix[:, :2]
     if rank == 0:

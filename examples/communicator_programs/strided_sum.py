@@ -8,7 +8,7 @@ from torch import distributed, multiprocessing
 
 
 def main(rank: int, store: str) -> None:  # noqa: D103
-    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=2), 2, rank)
+    distributed.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), 2, rank)
     vector = torch.arange(8.0)
     distributed.all_reduce(vector[::2])
     if vector.tolist() != [0.0, 1.0, 4.0, 3.0, 8.0, 5.0, 12.0, 7.0]:
