@@ -1,6 +1,6 @@
 """A communicator over one process group: every call is one call of `torch.distributed`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, distributed
@@ -8,11 +8,11 @@ from torch.distributed import P2POp, ProcessGroup, Store  # type: ignore[attr-de
 
 from equipoise.backends.c10d.process_group import close_group, open_group
 from equipoise.backends.c10d.work import C10dWork
-from equipoise.backends.common.library_errors import first_line, refusal_or_failure
+from equipoise.backends.common.library_communicator import LibraryCommunicator
 from equipoise.hal.capabilities import CommunicatorCapabilities, Operation
 from equipoise.hal.communicator import Exchange, Rendezvous
-from equipoise.hal.errors import CommunicatorFailed, Unsupported
-from equipoise.hal.support.validation import check_links, check_shape
+from equipoise.hal.errors import Unsupported
+from equipoise.hal.support.validation import check_shape
 
 _NAMES: Any = distributed
 # Renamed in torch 2.13, where the old names warn.
@@ -20,10 +20,9 @@ all_gather_single = getattr(_NAMES, "all_gather_single", None) or _NAMES.all_gat
 reduce_scatter_single = (
     getattr(_NAMES, "reduce_scatter_single", None) or _NAMES.reduce_scatter_tensor
 )
-SUMS = frozenset({Operation.ALL_REDUCE, Operation.REDUCE_SCATTER})
 
 
-class C10dCommunicator:
+class C10dCommunicator(LibraryCommunicator[ProcessGroup, C10dWork]):
     """Collectives and point-to-point of a process group, as it has them.
 
     Nothing is added to it: no check of what the library checks, no lock, no buffer that is kept, no
@@ -52,20 +51,16 @@ class C10dCommunicator:
         where: Rendezvous,
         capabilities: CommunicatorCapabilities,
     ) -> None:
-        self.purpose = purpose
-        self.rank = ranks.index(where.rank)
-        self.size = len(ranks)
-        self.capabilities = capabilities
-        self._deadline = where.deadline
         label = f"{purpose}/{tuple(ranks)}"
-        try:
-            self._group: ProcessGroup | None = open_group(
-                backend, store, self.rank, self.size, where.deadline, label
-            )
-        except Exception as error:
-            raise CommunicatorFailed(
-                f"{backend} made no group for {purpose!r}: {first_line(error)}"
-            ) from error
+        rank, size = ranks.index(where.rank), len(ranks)
+        super().__init__(
+            backend,
+            purpose,
+            ranks,
+            where,
+            capabilities,
+            lambda: open_group(backend, store, rank, size, where.deadline, label),
+        )
 
     def all_reduce(self, tensor: Tensor) -> C10dWork:
         """`all_reduce`."""
@@ -171,11 +166,6 @@ class C10dCommunicator:
         blobs = [part.blob for part in (*round.receives, *round.sends)]
         return self._issue(Operation.EXCHANGE, blobs, issue)
 
-    def warm(self, links: Sequence[tuple[int, int]]) -> None:
-        """Nothing: c10d has no call that builds a link."""
-        check_links(links, self.size)
-        self._open_group("warm")
-
     def abort(self) -> None:
         """`abort` of the group, where it ends anything."""
         if not self.capabilities.abort:
@@ -187,43 +177,11 @@ class C10dCommunicator:
         """Not in c10d: a group that has failed is destroyed, and another one made."""
         raise Unsupported("torch.distributed does not rebuild a group")
 
-    def close(self) -> None:
-        """`destroy_process_group`."""
-        group, self._group = self._group, None
-        if group is None:
-            return
-        try:
-            close_group(group)
-        except Exception as error:
-            raise CommunicatorFailed(
-                f"destroying the group of {self.purpose!r} failed: {first_line(error)}"
-            ) from error
-
-    def _issue(
-        self,
-        operation: Operation,
-        tensors: Sequence[Tensor],
-        call: Callable[[ProcessGroup], list[Any]],
-        what: str = "",
-    ) -> C10dWork:
-        label = f"{what or operation.value} of {self.purpose!r}"
-        if operation not in self.capabilities.operations:
-            raise Unsupported(f"{label}: this library does not offer it")
-        declared = self.capabilities.reductions if operation in SUMS else self.capabilities.dtypes
-        for tensor in tensors:
-            if tensor.dtype not in declared:
-                raise Unsupported(f"{label}: {tensor.dtype} is not declared")
-        group = self._open_group(label)
-        try:
-            native = call(group)
-        except Exception as error:
-            raise refusal_or_failure(label, error) from error
+    def _new_work(self, native: Any, label: str) -> C10dWork:
         return C10dWork([work for work in native if work is not None], label, self._deadline)
 
-    def _open_group(self, label: str) -> ProcessGroup:
-        if self._group is None:
-            raise CommunicatorFailed(f"{label}: communicator {self.purpose!r} was closed")
-        return self._group
+    def _destroy(self, group: ProcessGroup) -> None:
+        close_group(group)
 
 
 def flat(tensor: Tensor) -> Tensor:

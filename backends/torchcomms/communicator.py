@@ -12,18 +12,14 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from equipoise.backends.common.bounded_wait import poll
-from equipoise.backends.common.library_errors import (
-    first_line,
-    refusal_or_failure,
-    wait_error,
-)
+from equipoise.backends.common.library_communicator import LibraryCommunicator
+from equipoise.backends.common.library_errors import wait_error
 from equipoise.hal.capabilities import CommunicatorCapabilities, Operation
 from equipoise.hal.communicator import Exchange, Rendezvous
-from equipoise.hal.errors import CommunicatorFailed, ResultPending, Unsupported
+from equipoise.hal.errors import ResultPending, Unsupported
 from equipoise.hal.stream import Stream
-from equipoise.hal.support.validation import check_links, check_shape
+from equipoise.hal.support.validation import check_shape
 
-SUMS = frozenset({Operation.ALL_REDUCE, Operation.REDUCE_SCATTER})
 _OPENING = threading.Lock()
 """Held while the environment says the rank and the size of a group that is being made."""
 
@@ -72,7 +68,7 @@ class TorchCommsWork:
             raise wait_error(self._label, error, soft=False) from error
 
 
-class TorchCommsCommunicator:
+class TorchCommsCommunicator(LibraryCommunicator[Any, TorchCommsWork]):
     """Collectives and point-to-point of a TorchComm, as it has them; nothing is added to it.
 
     Args:
@@ -100,18 +96,13 @@ class TorchCommsCommunicator:
         where: Rendezvous,
         capabilities: CommunicatorCapabilities,
     ) -> None:
-        self.purpose = purpose
-        self.rank = ranks.index(where.rank)
-        self.size = len(ranks)
-        self.capabilities = capabilities
-        self._deadline = where.deadline
         self._sum = library.ReduceOp.SUM
-        self._comm: Any = None
-        try:
+
+        def open_group() -> Any:
             with _OPENING:
-                os.environ["TORCHCOMM_RANK"] = str(self.rank)
-                os.environ["TORCHCOMM_SIZE"] = str(self.size)
-                self._comm = library.new_comm(
+                os.environ["TORCHCOMM_RANK"] = str(ranks.index(where.rank))
+                os.environ["TORCHCOMM_SIZE"] = str(len(ranks))
+                return library.new_comm(
                     backend,
                     torch.device(device),
                     name=f"{purpose}/{'-'.join(map(str, ranks))}",
@@ -119,10 +110,8 @@ class TorchCommsCommunicator:
                     timeout=timedelta(seconds=where.deadline),
                     store=store,
                 )
-        except Exception as error:
-            raise CommunicatorFailed(
-                f"{backend} made no communicator for {purpose!r}: {first_line(error)}"
-            ) from error
+
+        super().__init__(backend, purpose, ranks, where, capabilities, open_group)
 
     def all_reduce(self, tensor: Tensor) -> TorchCommsWork:
         """`all_reduce`."""
@@ -217,14 +206,9 @@ class TorchCommsCommunicator:
         blobs = [part.blob for part in (*round.receives, *round.sends)]
         return self._issue(Operation.EXCHANGE, blobs, issue)
 
-    def warm(self, links: Sequence[tuple[int, int]]) -> None:
-        """Nothing: torchcomms has no call that builds a link."""
-        check_links(links, self.size)
-        self._open_comm("warm")
-
     def abort(self) -> None:
         """`abort`, where the backend says that it has it."""
-        comm = self._open_comm("abort")
+        comm = self._open_group("abort")
         if not (self.capabilities.abort and comm.is_abort_supported()):
             raise Unsupported("this backend of torchcomms does not support abort")
         comm.abort()
@@ -233,40 +217,8 @@ class TorchCommsCommunicator:
         """Not judged: `reconfigure` needs handles that the ranks exchange by means of their own."""
         raise Unsupported("torchcomms' reconfigure is not used")
 
-    def close(self) -> None:
-        """`finalize`."""
-        comm, self._comm = self._comm, None
-        if comm is None:
-            return
-        try:
-            comm.finalize()
-        except Exception as error:
-            raise CommunicatorFailed(
-                f"finalizing the communicator of {self.purpose!r} failed: {first_line(error)}"
-            ) from error
-
-    def _issue(
-        self,
-        operation: Operation,
-        tensors: Sequence[Tensor],
-        call: Callable[[Any], Any],
-        what: str = "",
-    ) -> TorchCommsWork:
-        label = f"{what or operation.value} of {self.purpose!r}"
-        if operation not in self.capabilities.operations:
-            raise Unsupported(f"{label}: this library does not offer it")
-        declared = self.capabilities.reductions if operation in SUMS else self.capabilities.dtypes
-        for tensor in tensors:
-            if tensor.dtype not in declared:
-                raise Unsupported(f"{label}: {tensor.dtype} is not declared")
-        comm = self._open_comm(label)
-        try:
-            native = call(comm)
-        except Exception as error:
-            raise refusal_or_failure(label, error) from error
+    def _new_work(self, native: Any, label: str) -> TorchCommsWork:
         return TorchCommsWork(native, label, self._deadline)
 
-    def _open_comm(self, label: str) -> Any:
-        if self._comm is None:
-            raise CommunicatorFailed(f"{label}: communicator {self.purpose!r} was closed")
-        return self._comm
+    def _destroy(self, group: Any) -> None:
+        group.finalize()
