@@ -75,8 +75,9 @@ class DeadZone:
         best, least = None, np.inf
         for knee in sorted({1.0, *ratios.tolist(), *_meeting_points(ratios, times)}):
             height, rise, error = _hinge(ratios, times, knee)
-            # Sums of squares that differ by rounding alone are a tie.
-            if error < least - 1e-12 * float(times @ times):
+            # Sums of squares that differ by rounding alone are a tie: a residual carries about
+            # 1e-15 of its time, so a square less than 1e-24 is rounding and nothing else.
+            if error < least - 1e-24 * float(times @ times):
                 best, least = (knee, height, rise), error
         assert best is not None
         knee, height, rise = best
