@@ -23,6 +23,7 @@ from equipoise.hal.conformance.result import (
 )
 from equipoise.hal.conformance.search import (
     PropertyHeld,
+    PropertyNotJudged,
     PropertyReported,
     PropertyUnsupported,
     PropertyViolated,
@@ -98,8 +99,10 @@ def verdict(result: SuiteResult) -> str:
 def _verdict_text(result: SuiteResult) -> str:
     if result.count(Status.VIOLATED):
         return "THE CONTRACT IS BROKEN"
-    if result.exit_code:
+    if result.unexpected_passes(Shows.ALWAYS):
         return "THE FILE OF EXPECTED VIOLATIONS IS WRONG"
+    if result.exit_code:
+        return "NOT EVERYTHING COULD BE JUDGED"
     if result.count(Status.EXPECTED):
         return "the contract is broken as expected"
     whole = set(families_of(result.target)) <= {finding.family for finding in result.findings}
@@ -164,7 +167,8 @@ def describe_clause(clause: ClauseFinding) -> str:
         )
     broken = (Status.VIOLATED, Status.EXPECTED)
     names = sorted({f.property_name for f in clause.findings if f.status in broken})
-    return f"see {', '.join(names)}"
+    see = f"see {', '.join(names)}" if names else ""
+    return "; ".join(filter(None, (see, clause.obstacles)))
 
 
 def matrix(result: SuiteResult, colours: ColourMode) -> list[str]:
@@ -419,6 +423,8 @@ def _properties(result: SuiteResult) -> str:
 def _ground(finding: Finding) -> str:
     if isinstance(finding.verdict, PropertyUnsupported):
         return escape_html(finding.verdict.capability)
+    if isinstance(finding.verdict, PropertyNotJudged):
+        return escape_html(finding.verdict.reason)
     if isinstance(finding.verdict, PropertyReported):
         return escape_html(finding.verdict.figure)
     count = finding.verdict.cases
