@@ -205,6 +205,7 @@ class SuiteResult:
         expectations: violations that are known.
         steer: what received the schedule of each case, as PACKAGE:OBJECT.
         launcher: what a command needs before it where a launcher started the ranks, or nothing.
+        interruption: what ended the run before all properties were played, or None.
     """
 
     backend: str
@@ -220,6 +221,7 @@ class SuiteResult:
     library: str | None = None
     steer: str | None = None
     launcher: str = ""
+    interruption: BaseException | None = None
 
     @property
     def subject(self) -> str:
@@ -310,7 +312,8 @@ class SuiteResult:
             "profile": self.profile,
             "seed": self.seed,
             "seconds": round(self.seconds, 1),
-            "exit_code": self.exit_code,
+            "exit_code": None if self.interruption else self.exit_code,
+            "interrupted": self.interruption is not None,
             "levels": {finding.level.value: finding.to_json() for finding in self.levels()},
             "unexpected_passes": [
                 str(expected) for shows in Shows for expected in self.unexpected_passes(shows)

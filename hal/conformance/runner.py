@@ -272,6 +272,9 @@ class ConformanceRun:
     def run(self, watcher: ProgressListener) -> SuiteResult | None:
         """Play everything; None on ranks that a launcher started and that are not the first.
 
+        Where it is interrupted, by Ctrl-C or a signal that raises, the result is that of the
+        properties which had ended, and holds what was raised.
+
         Raises:
             BackendUnavailable: a backend is unknown, or cannot run here.
             UsageError: the device cannot be steered.
@@ -285,11 +288,25 @@ class ConformanceRun:
             launched.serve_rank(self.backend, self.communicator, rendezvous, self.library)
             return None
         began = time.monotonic()
+        findings: list[Finding] = []
+        interruption: BaseException | None = None
         with self.subjects(rendezvous) as subjects:
             plan = plan_runs(self.properties(), subjects)
-            partial_levels = _levels(plan_runs(self._possible_properties(), subjects), plan)
+            if not plan:
+                raise UsageError(
+                    f"no property of the families {', '.join(self.families)} and the levels "
+                    f"{', '.join(self.levels)} judges {self.subject_name}: ask for others"
+                )
             how = RunOptions(self.profile, self.seed, self.cases, self.expectations)
-            findings = tuple(run_properties(plan, how, watcher))
+            try:
+                for finding in run_properties(plan, how, watcher):
+                    findings.append(finding)
+            except Exception:
+                raise
+            except BaseException as error:
+                interruption = error
+            possible = plan_runs(self._possible_properties(), subjects)
+            partial_levels = _levels(possible, plan[: len(findings)])
             most = max(size for subject in subjects.values() for size in subject.traits.group_sizes)
         return SuiteResult(
             backend=self.backend,
@@ -299,12 +316,20 @@ class ConformanceRun:
             ranks=most,
             profile=self.profile.value,
             seed=self.seed,
-            findings=findings,
+            findings=tuple(findings),
             seconds=time.monotonic() - began,
             partial_levels=partial_levels,
             steer=self.steer,
             launcher="" if rendezvous is None else f"mpiexec -n {rendezvous.size}",
             expectations=self.expectations,
+            interruption=interruption,
+        )
+
+    @property
+    def subject_name(self) -> str:
+        """What is judged, by name."""
+        return self.library or (
+            self.communicator if self.target is RunTarget.COMMUNICATOR else self.backend
         )
 
     def properties(self) -> list[Property]:

@@ -17,6 +17,7 @@ from equipoise.cli.conformance_options import (
 from equipoise.cli.parser import build_parser
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES
 from equipoise.hal.conformance.profile import Profile, RunTarget
+from equipoise.hal.conformance.reproduce import MARK
 
 BROKEN_BACKEND = "helpers.fakes.broken_stream_backends:BACKEND"
 BAD = {
@@ -24,6 +25,10 @@ BAD = {
     ("--backend", "no.such.module:BACKEND"): "does not import",
     ("--backend", "json:loads"): "is not a Backend",
     ("--communicator", "pigeons"): "--communicator: unknown name 'pigeons'",
+    ("--communicator", "c10d"): "(or PACKAGE:OBJECT or c10d:NAME or torchcomms:NAME)",
+    ("--backend", "c10d:gloo"): "--backend: 'c10d:gloo' is a communicator, not a backend",
+    ("--communicator", "c10d:gloo", "--only", "locks"): "no property of the families locks and",
+    ("--out", "/proc/found"): "--out: /proc/found cannot be written",
     ("--ranks", "0"): "--ranks must be at least 1, got 0",
     ("--ranks", "65"): "--ranks must be at most 64, got 65",
     ("--ranks", "many"): "expected a whole number, got 'many'",
@@ -109,10 +114,16 @@ def test_conformance_prints_violating_program_and_exits_1(
 def test_conformance_writes_json_and_html_report(
     equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
+    programs = tmp_path / "found" / "violations"
+    programs.mkdir(parents=True)
+    (programs / "earlier.py").write_text(f"{MARK}\n)\n")
+    (programs / "mine.py").write_text("mine\n")
     answer = equipoise(
         "conformance", "--backend", BROKEN_BACKEND, "--only", "ordering", "--out", "found"
     )
     assert answer.code == 1
+    assert not (programs / "earlier.py").exists(), "a program of an earlier run"
+    assert (programs / "mine.py").exists()
     report = json.loads((tmp_path / "found" / "conformance.json").read_text())
     assert report["exit_code"] == 1
     assert report["clauses"]["O3"]["status"] == "violated"

@@ -21,7 +21,7 @@ from equipoise.hal.conformance.runner import (
 )
 from equipoise.hal.conformance.search import PropertyNotJudged
 from equipoise.hal.conformance.subject import Subject, missing_capability
-from equipoise.hal.errors import Violation
+from equipoise.hal.errors import UsageError, Violation
 
 ELASTIC = ("failures",)
 RUN = ConformanceRun(
@@ -158,3 +158,30 @@ def test_missing_method_is_told_once(clause: str, what: str) -> None:
     )
     [run] = plan_runs([prop], {Executor.RANKS: Ending(clause, what.replace("irecv", "abort"))})
     assert play_property(run, options, told).status is Status.VIOLATED
+
+
+def test_run_that_judges_nothing_is_bad_input() -> None:
+    """It would end with 0, and "the contract is kept"."""
+    nothing = dataclasses.replace(RUN, families=("overlap",), levels=(Level.ELASTIC,))
+    with pytest.raises(UsageError, match="no property of the families overlap and the levels ela"):
+        nothing.run(Unwatched())
+
+
+def test_interrupted_run_keeps_findings_of_properties_that_ended() -> None:
+    class Interrupting(Unwatched):
+        """Interrupts the second property."""
+
+        begun = 0
+
+        def next(self, run: PropertyRun) -> None:
+            self.begun += 1
+            if self.begun == 2:
+                raise KeyboardInterrupt
+
+    run = dataclasses.replace(RUN, levels=(Level.ELASTIC,))
+    result = run.run(Interrupting())
+    assert result is not None
+    assert isinstance(result.interruption, KeyboardInterrupt)
+    assert len(result.findings) == 1
+    [elastic] = [finding for finding in result.levels() if finding.level is Level.ELASTIC]
+    assert elastic.status is LevelStatus.NOT_JUDGED
