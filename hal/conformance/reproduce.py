@@ -47,6 +47,16 @@ def set_library_defaults() -> None:
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 
+def search_working_directory() -> None:
+    """Let PACKAGE:OBJECT lie in the working directory, after all else, as `python -m` does.
+
+    The script of a command does not look there, and neither does a file of a violation.
+    """
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
     """One case of a property, and where it is played.
@@ -75,8 +85,7 @@ class Reproduction:
         2, with one line on standard error, where it cannot be played here.
         """
         set_library_defaults()
-        # As `python -m equipoise` does: PACKAGE:OBJECT may lie in the working directory.
-        sys.path.append(os.getcwd())
+        search_working_directory()
         try:
             return self._play()
         except (BackendUnavailable, UsageError) as error:

@@ -31,7 +31,12 @@ from equipoise.cli.option_checks import (
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.conformance.profile import RunTarget, families_of
-from equipoise.hal.conformance.reproduce import FOLDER, remove_programs, set_library_defaults
+from equipoise.hal.conformance.reproduce import (
+    FOLDER,
+    remove_programs,
+    search_working_directory,
+    set_library_defaults,
+)
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
 from equipoise.hal.errors import EquipoiseError, UsageError
@@ -180,6 +185,7 @@ def conformance(arguments: Namespace, command: str) -> int:
     been found by then.
     """
     set_library_defaults()
+    search_working_directory()
     request = request_of(vars(arguments))
     validate(request)
     result = _conduct(request, read_xfail(request.xfail))
