@@ -99,7 +99,8 @@ def _expectation(table: Mapping[str, Any]) -> Expectation:
             raise ValueError(f"{key} must be a text, got {value!r}")
     clause, name = table.get("clause", ""), table.get("property", "")
     if clause not in TITLES:
-        raise ValueError(f"unknown clause {clause!r}" if clause else "no clause")
+        known = _suggestion(clause.upper(), tuple(TITLES))
+        raise ValueError(f"unknown clause {clause!r}{known}" if clause else "no clause")
     if not table.get("reason", "").strip():
         raise ValueError(f"{clause}: no reason is given")
     if table.get("shows", Shows.ALWAYS) not in list(Shows):

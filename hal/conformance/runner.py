@@ -201,7 +201,7 @@ def _hung_before(
         run.claim, run.subject.traits
     ):
         return None
-    return PropertyNotJudged(f"ranks did not answer in {', '.join(hung)}: repair these first")
+    return PropertyNotJudged(f"ranks hung in {len(hung)} properties before ({HANG})")
 
 
 def _told_before(verdict: Verdict, earlier: Sequence[Finding]) -> PropertyNotJudged | None:

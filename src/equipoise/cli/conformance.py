@@ -268,7 +268,8 @@ def read_xfail(path: Path | None) -> "tuple[Expectation, ...]":
     if path is None:
         return ()
     try:
-        return parse_expectations(read_input(path).decode())
+        # Some editors begin a text with a mark of its encoding.
+        return parse_expectations(read_input(path).decode("utf-8-sig"))
     except UsageError as error:
         raise UsageError(f"--xfail: {path}: {error}") from error
     except UnicodeDecodeError:

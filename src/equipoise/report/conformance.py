@@ -47,6 +47,8 @@ STATUS_SIGNS = {
 }
 """Sign of each status in the matrix; a dot for a clause that no property judges."""
 NOT_RUN_SIGN = "·"
+MAX_NAMED = 5
+"""Clauses that a level names as not judged; more are counted: after a standstill most are."""
 STATUS_STYLES = {
     Status.HELD: TextStyle.GREEN,
     Status.VIOLATED: TextStyle.RED,
@@ -139,10 +141,12 @@ def _describe_level(finding: LevelFinding) -> str:
     name = finding.level.value
     if finding.status is LevelStatus.NOT_KEPT:
         expected = finding.clauses(Status.EXPECTED)
+        unjudged = finding.clauses(Status.NOT_JUDGED)
         words = [
             *finding.clauses(Status.VIOLATED),
             *(f"{clause} expected" for clause in expected),
-            *(f"{clause} not judged" for clause in finding.clauses(Status.NOT_JUDGED)),
+            *(f"{clause} not judged" for clause in unjudged if len(unjudged) <= MAX_NAMED),
+            *([f"{len(unjudged)} not judged"] if len(unjudged) > MAX_NAMED else []),
         ]
         return f"{name} ({', '.join(words)})"
     undeclared = finding.clauses(Status.UNSUPPORTED)

@@ -1,6 +1,7 @@
 """`equipoise conformance`: what it prints, writes, refuses, and ends with."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,27 @@ def test_conformance_names_file_of_bad_expectation(
     assert answer.code == 2
     message = "--xfail: known.toml: [[expected]] number 1: K5: no reason is given"
     assert answer.err == f"equipoise: error: {message}\n"
+
+
+def test_conformance_reads_known_violations_with_mark_of_encoding(
+    equipoise: Callable[..., Any], tmp_path: Path
+) -> None:
+    known = '[[expected]]\nclause = "V1"\nreason = "r"\n'
+    (tmp_path / "known.toml").write_text(known, encoding="utf-8-sig")
+    arguments = ("--backend", "virtual", "--only", "determinism", "--cases", "1", "--quiet")
+    assert equipoise("conformance", *arguments, "--xfail", "known.toml").code == 0
+
+
+def test_conformance_finds_backend_in_working_directory(
+    equipoise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script, which is what runs the command, does not look there by itself."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = "from equipoise.backends.virtual import BACKEND\n"
+    (tmp_path / "backend_of_this_folder.py").write_text(source)
+    arguments = ("--only", "determinism", "--cases", "1", "--quiet")
+    answer = equipoise("conformance", "--backend", "backend_of_this_folder:BACKEND", *arguments)
+    assert answer.code == 0, answer.err
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.clauses import Level
+from equipoise.hal.conformance.clauses import LEVELS, Level
 from equipoise.hal.conformance.expected_violations import Expectation, Shows
 from equipoise.hal.conformance.program import Case, Step, make_program
 from equipoise.hal.conformance.result import Finding, LevelStatus, Status, SuiteResult
@@ -138,6 +138,16 @@ def test_property_that_was_not_judged_fails_run_and_says_why() -> None:
     assert text.splitlines()[-1].startswith("NOT EVERYTHING COULD BE JUDGED: 1 expected, 1 not")
     assert found.to_json()["clauses"]["E8"]["reason"] == stuck.reason
     assert stuck.reason in render_html(found, {})
+
+
+def test_level_counts_clauses_that_were_not_judged_where_they_are_many() -> None:
+    stuck = PropertyNotJudged("a stream stands still")
+    core = [prop for prop in suite.properties() if LEVELS.get(prop.clauses[0]) is Level.CORE]
+    found = result([finding(prop.name, stuck) for prop in core])
+    [level] = [level for level in found.levels() if level.level is Level.CORE]
+    count = len(level.clauses(Status.NOT_JUDGED))
+    assert count > 5
+    assert f"not: core ({count} not judged)" in levels_line(found)
 
 
 def test_interrupted_run_shows_what_was_found() -> None:
