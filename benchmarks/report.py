@@ -1245,9 +1245,11 @@ HEADLINES = (
     Headline("the same, in place", GPU, "decode, bfloat16, in_place, median"),
     Headline("imbalance that `equipoise replay` predicts beside what was served: worst, in points",
              REPLAY, "points"),
-    Headline("request routing: cells of 280 in which `fit` serves over 1 % fewer tokens than BR-0",
+    Headline("request routing: of 280 workloads, those in which `fit` serves over 1 % fewer tokens "
+             "than BR-0",
              GRID, "behind"),
-    Headline("the same: time to the first token over the best published policy's", GRID, "ttft",
+    Headline("`fit` on 280 workloads: time to the first token over the best published policy's",
+             GRID, "ttft",
              in_readme=True),
     Headline("eight front ends that share a policy, over one: imbalance", SHARED, "shared"),
     Headline("endpoint picker: CPU milliseconds per request", PICKER, "cpu_ms"),
