@@ -172,7 +172,7 @@ def _marked(finding: Finding, expectations: Sequence[Expectation]) -> Finding:
 def play_property(run: PropertyRun, options: RunOptions, earlier: Sequence[Finding]) -> Finding:
     """Play one property, unless what was found earlier in the run says that it can show nothing."""
     began = time.monotonic()
-    verdict = _hung_before(run, options.profile, earlier)
+    verdict: Verdict | None = _hung_before(run, options.profile, earlier)
     if verdict is None:
         found = search(run.claim, run.subject, search_settings(run, options, earlier))
         verdict = _told_before(found, earlier) or found
