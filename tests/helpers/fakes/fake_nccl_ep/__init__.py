@@ -43,7 +43,7 @@ class Tensor:
         self.buffer = buffer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupConfig:
     algorithm: Algorithm = Algorithm.LOW_LATENCY
     num_experts: int = 0
@@ -52,32 +52,32 @@ class GroupConfig:
     max_token_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayoutInfo:
     expert_counters: Tensor | None = None
     recv_total_counter: Tensor | None = None
     recv_topk_idx_kind: ExpertIdKind = ExpertIdKind.AUTO
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DispatchInputs:
     tokens: Tensor
     topk_weights: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DispatchOutputs:
     tokens: Tensor
     topk_weights: Tensor | None = None
     topk_idx: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CombineInputs:
     tokens: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CombineOutputs:
     tokens: Tensor
     topk_weights: Tensor | None = None
