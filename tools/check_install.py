@@ -203,7 +203,9 @@ def cases(readme: str) -> Iterator[Case]:
             if any(argument.startswith("torch") for argument in arguments):
                 yield Case(f"pip install {line}", python, arguments, origin, cpu=True)
         torch, origin = f"torch=={oldest_torch()}.*", file_and_line("pyproject.toml", '"torch>=')
-        yield Case(f"pip install '.[torch]' {torch}", python, (*requirements("torch"), torch), origin)
+        yield Case(
+            f"pip install '.[torch]' {torch}", python, (*requirements("torch"), torch), origin
+        )
         # torch_npu requires the CPU build of torch.
         name = f"pip install '.[torch]' beside {VLLM_ASCEND}"
         beside = (VLLM_ASCEND, *VLLM_ASCEND_POST1)
