@@ -830,10 +830,10 @@ START = Section(
     "Memory and start",
     "start",
     "python benchmarks/start.py",
-    "Commands that need no torch, and `doctor`, with torch installed and without: each is a process "
-    "that starts, does something small (8 layers of 256 experts on 32 ranks; 400 requests; a server "
-    "ends as soon as it serves) and ends. CPU seconds, user and system, and the most MB that were "
-    "resident; median, least and most of 5 runs.",
+    "Commands that need no torch, and `doctor`, with torch installed and without: each is a "
+    "process that starts, does something small (8 layers of 256 experts on 32 ranks; 400 "
+    "requests; a server ends as soon as it serves) and ends. CPU seconds, user and system, and "
+    "the most MB that were resident; median, least and most of 5 runs.",
     tables=(
         Table("starts", (
             ("what", "{words}"),

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -121,6 +121,11 @@ SCRIPT = re.compile(r"(?:benchmarks|tools|examples|tests)/[\w/.-]+\.py")
 EXTRA = re.compile(r"(?:\.|/equipoise|equipoise)\[([\w,]+)\]")
 COMMAND_ROW = re.compile(r"^[\s│|]*([a-z][a-z-]+) {2,}\S", re.MULTILINE)
 ASSIGNMENT = re.compile(r"\w+=")
+PARSERS: dict[str, Callable[[str], object]] = {
+    "yaml": yaml.safe_load,
+    "json": json.loads,
+    "toml": tomllib.loads,
+}
 KEY_LINE = re.compile(r"[a-z_]+: *[\w\[{\"]|  +\S|$")
 PROMPT = "$ "
 
@@ -388,7 +393,7 @@ def block_problems(language: str, text: str, code: Code) -> Iterator[tuple[int, 
                 yield (error.lineno or 1) - 1, f"python: {error.msg}"
         case "yaml" | "json" | "toml":
             try:
-                {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}[language](text)
+                PARSERS[language](text)
             except (yaml.YAMLError, ValueError) as error:
                 yield 0, f"{language}: {' '.join(str(error).split())}"
             else:

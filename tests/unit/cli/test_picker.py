@@ -18,6 +18,7 @@ from equipoise.serve.picker import server
 from equipoise.serve.picker.settings import (
     DnsEndpoints,
     EndpointsFile,
+    PickerPorts,
     PickerSettings,
     StaticEndpoints,
     TokenSource,
@@ -246,5 +247,5 @@ def test_example_of_image_runs_a_command_that_is_taken_as_no_superuser() -> None
     config = Path(arguments[arguments.index("--config") + 1])
     assert f":{config.parent}:ro" in text, "where the example mounts it"
     assert int(lines["USER"].partition(":")[0]) > 0
-    ports = PickerSettings().ports
+    ports = PickerPorts()
     assert lines["EXPOSE"] == f"{ports.grpc} {ports.health} {ports.http}"

@@ -6,17 +6,8 @@ from pathlib import Path
 
 import check_wheels
 import pytest
-from check_wheels import (
-    DATA,
-    LICENCES,
-    PACKAGE,
-    PROJECT,
-    VERSION,
-    Fault,
-    call,
-    faults,
-    interpreters,
-)
+from check_installed import PACKAGE, modules
+from check_wheels import DATA, LICENCES, PROJECT, VERSION, Fault, call, faults, interpreters
 
 INFORMATION = f"equipoise-{VERSION}.dist-info"
 METADATA = f"{INFORMATION}/METADATA"
@@ -30,11 +21,11 @@ def wheel() -> dict[str, bytes]:
     """Contents of a wheel with which nothing is wrong."""
     weights = [f"demo/weights/{path.name}" for path in (PACKAGE / "demo" / "weights").iterdir()]
     files = {f"equipoise/{name}": b"" for name in (*DATA, *LICENCES, *weights)}
-    modules = {f"equipoise/{name}": text for name, text in check_wheels.modules(PACKAGE).items()}
+    ours = {f"equipoise/{name}": text for name, text in modules(PACKAGE).items()}
     required = [f"Requires-Dist: {requirement}" for requirement in PROJECT["dependencies"]]
     required.append('Requires-Dist: torch>=2.10; extra == "torch"')
     return {
-        **modules,
+        **ours,
         **files,
         CORE: b"\x7fELF /usr/lib/x86_64-linux-gnu/libc.so.6",
         f"{INFORMATION}/licenses/LICENSE": b"",
@@ -42,7 +33,7 @@ def wheel() -> dict[str, bytes]:
     }
 
 
-def test_nothing_is_wrong_with_whole_wheel(wheel: dict[str, bytes]) -> None:
+def test_whole_wheel_has_no_faults(wheel: dict[str, bytes]) -> None:
     assert list(faults(wheel)) == []
 
 
