@@ -370,8 +370,8 @@ def command_problems(span: str) -> Iterator[str]:
     while words and re.fullmatch("[a-z][a-z-]*", words[0]) and help_text((*command, words[0])):
         command = (*command, words.pop(0))
     if not command and words and not words[0].startswith("-"):
-        # `equipoise eplb_policy: ...` is a line of a log.
-        if "_" not in words[0]:
+        # `equipoise eplb_policy: ...` is a line of a log, and `equipoise ...:` how an error begins.
+        if "_" not in words[0] and not span.endswith(":"):
             yield f"`{span}`: no command is called {words[0]}"
         return
     for word in words:
