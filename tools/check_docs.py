@@ -61,7 +61,7 @@ OTHERS_OPTIONS = {
         --ep-dispatch-algorithm --ep-num-redundant-experts --eplb-algorithm --init-expert-location
         --eplb-min-rebalancing-utilization-threshold --eplb-rebalance-layers-per-chunk
         --model-path --moe-a2a-backend --tp""",
-    "torchrun": "--max-restarts --nproc-per-node",
+    "torchrun": "--max-restarts",
     "tox, pip, pytest": "-- --no-deps",
 }
 """Options of programs that are not ours."""
