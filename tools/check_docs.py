@@ -118,7 +118,9 @@ DECLARED_OPTION = re.compile(r"\"(--[a-z][\w-]*)\"")
 SCRIPT_FOLDERS = ("benchmarks/", "tools/", "examples/", "tests/deep/", "tests/simulators/")
 LOGGERS = frozenset(f"equipoise.{name}" for name in ("rebalances", "balancedness", "memory"))
 SCRIPT = re.compile(r"(?:benchmarks|tools|examples|tests)/[\w/.-]+\.py")
-EXTRA = re.compile(r"(?:\.|/equipoise|equipoise)\[([\w,]+)\]")
+EXTRA = re.compile(r"pip install [^`\n&|;]*?(?:['\" ]\.|/equipoise)\[([\w,]+)\]")
+FROM_AN_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?equipoise\b")
+"""No index has this package: under its name there would be somebody else's."""
 COMMAND_ROW = re.compile(r"^[\s│|]*([a-z][a-z-]+) {2,}\S", re.MULTILINE)
 ASSIGNMENT = re.compile(r"\w+=")
 PARSERS: dict[str, Callable[[str], object]] = {
@@ -513,11 +515,6 @@ def call_problems(words: Sequence[str], code: Code) -> Iterator[str]:
     arguments = equipoise_arguments(words)
     if arguments is not None and (why := refusal(arguments)):
         yield f"equipoise {' '.join(arguments)}: {why}"
-    extras = code.project.get("optional-dependencies", {})
-    for word in words if "install" in words else ():
-        for extra in (name for match in EXTRA.findall(word) for name in match.split(",")):
-            if extra not in extras:
-                yield f"pyproject.toml has no extra {extra}"
     if SCRIPT.fullmatch(words[1] if program.startswith("python") and len(words) > 1 else ""):
         yield from option_problems(" ".join(words), code)
 
@@ -537,6 +534,7 @@ def equipoise_arguments(words: Sequence[str]) -> list[str] | None:
 def page_violations(source: Source, code: Code) -> Iterator[Violation]:
     """Everything that is wrong with one page."""
     text = source.text
+    yield from install_violations(source, code)
     for match in FENCE.finditer(text):
         block = textwrap.dedent(match[3])
         for number, what in block_problems(match[2], block, code):
@@ -575,6 +573,17 @@ def declared_entry_points(project: Mapping[str, Any]) -> Iterator[None]:
             sys.path.remove(folder)
 
 
+def install_violations(source: Source, code: Code) -> Iterator[Violation]:
+    """Lines that tell people to install what is not published, or an extra that there is not."""
+    for match in EXTRA.finditer(source.text):
+        for extra in set(match[1].split(",")) - set(code.project["optional-dependencies"]):
+            text = f"pyproject.toml has no extra {extra}"
+            yield source.violation(source.line_of(match.start()), text)
+    for match in FROM_AN_INDEX.finditer(source.text):
+        text = "no index has equipoise: `pip install .` in a clone, as `install_command` says"
+        yield source.violation(source.line_of(match.start()), text)
+
+
 def check(root: Path) -> list[Violation]:
     """Violations of all pages, sorted."""
     code = Code(root, read_tree(root).sources)
@@ -584,7 +593,10 @@ def check(root: Path) -> list[Violation]:
         if PAGES.fullmatch(path) and path not in EXEMPT
     )
     with declared_entry_points(code.project):
-        return sorted({violation for page in pages for violation in page_violations(page, code)})
+        found = {violation for page in pages for violation in page_violations(page, code)}
+    for source in code.product:
+        found |= set(install_violations(source, code))
+    return sorted(found)
 
 
 def main(arguments: list[str]) -> int:

@@ -18,6 +18,7 @@ from check_docs import (
 from check_tree import read_tree
 from helpers.paths import ROOT
 
+PROJECT = '[project]\nname = "mine"\n[project.optional-dependencies]\nserve = ["aiohttp"]\n'
 MISSING_NAMES = {
     "equipoise serve --port 1": "no command is called serve",
     "equipoise plan --splits even": "equipoise plan has no option --splits",
@@ -54,7 +55,6 @@ BROKEN_BLOCKS = {
     ("bash", "cd a && equipoise run --rank 4\n"): (0, "equipoise run --rank 4: unknown option"),
     ("bash", "mpiexec -n 4 \\\n  equipoise run --ranks many\n"): (0, "equipoise run --ranks many:"),
     ("bash", "python -m equipoise plan\n"): (0, "equipoise plan: "),
-    ("bash", "pip install '.[plot]'\n"): (0, "pyproject.toml has no extra plot"),
     ("console", "$ equipoise runs\nserved\n"): (0, "equipoise runs: unknown command"),
     ("console", "equipoise run\n"): (0, "console: no line begins with a prompt"),
     ("", "$ equipoise run\n"): (0, "a transcript is a block of `console`"),
@@ -107,7 +107,7 @@ def test_block_that_can_be_pasted_is_accepted(code: Code, language: str, text: s
 
 
 def test_violations_have_page_and_line(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"\n')
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "page.md").write_text(
         "# A\n\n```bash\nequipoise run\nand then\n```\n\n    $ equipoise run\n\nSee `gone_name`.\n"
@@ -119,8 +119,27 @@ def test_violations_have_page_and_line(tmp_path: Path) -> None:
     ]
 
 
+def test_install_from_an_index_or_of_no_extra_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "README.md").write_text(
+        "Type `pip install -U equipoise`, or `pip install '.[serve]'`.\n\n"
+        "```bash\npip install -c constraints.txt '.[serve,plot]' && equipoise run\n```\n"
+    )
+    (tmp_path / "hal").mkdir()
+    (tmp_path / "hal" / "a.py").write_text(
+        "\nHOW = \"pip install 'equipoise[serve]'\"\nTOO = \"pip install '.[proxy]'\"\n"
+    )
+    clone = "no index has equipoise: `pip install .` in a clone, as `install_command` says"
+    assert list(map(str, check(tmp_path))) == [
+        f"README.md:1: {clone}",
+        "README.md:4: pyproject.toml has no extra plot",
+        f"hal/a.py:2: {clone}",
+        "hal/a.py:3: pyproject.toml has no extra proxy",
+    ]
+
+
 def test_record_of_earlier_commit_is_not_checked(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"\n')
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
     (tmp_path / "README.md").write_text("`gone_name`, commit 0123abc; (there `gone_too`)\n")
     assert check(tmp_path) == []
 
