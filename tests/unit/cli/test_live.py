@@ -134,6 +134,25 @@ def test_live_display_leaves_out_holds_when_far_behind(
     assert "rebalance 4 moved 3 experts" in screen.frames[-1]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_live_display_that_fails_does_not_keep_the_run(
+    display: tuple[LiveDisplay, FakeScreen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, screen = display
+
+    def fail(lines: tuple[Line, ...]) -> None:
+        screen.drawing.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(screen, "show", fail)
+    shown.start()
+    for step in range(live.QUEUE_CAPACITY + 7):
+        shown.live({"live": "step", "step": step, "seconds": 0.1})
+    assert screen.drawing.wait(WATCHDOG)
+    shown.done()
+    assert screen.frames == []
+
+
 def test_live_display_shows_line_of_log(display: tuple[LiveDisplay, FakeScreen]) -> None:
     shown, screen = display
     shown.start()

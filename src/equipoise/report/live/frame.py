@@ -144,7 +144,8 @@ def _pass_line(state: LiveState) -> Line:
 def _text_lines(state: LiveState, columns: int, glyphs: Glyphs) -> list[Line]:
     """The kind of text, and what the model writes."""
     setup = state.setup
-    phase = setup.phase(state.step)
+    # A load is gathered while the next step is served, whose text the request may have already.
+    phase = setup.phase(max(state.step, state.current.steps_done - 1))
     kind = visible(setup.phases[phase])
     since, tint = "", Style.DIM
     if phase:

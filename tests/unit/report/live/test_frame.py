@@ -156,6 +156,13 @@ def test_frame_shows_switch_of_text(moved: LiveState) -> None:
     assert "\x1b" not in text
 
 
+def test_frame_names_text_of_the_newest_step_as_the_request_is_of_it(moved: LiveState) -> None:
+    moved.update(load(39, *UNEVEN))
+    assert " text       python" in frame(moved)
+    moved.update({"live": "step", "step": 40, "seconds": 0.1})
+    assert " text       chinese" in frame(moved)
+
+
 def test_frame_of_reference_pass_compares_passes(moved: LiveState) -> None:
     moved.begin_pass(REFERENCE_NAME)
     moved.count_steps(30)
