@@ -24,6 +24,7 @@ QUICK = {
     "request_routing": "request_routing.py --quick",
     "request_routing speed": "request_routing.py --speed --quick",
     "request_ablations": "request_ablations.py --only drafting",
+    "live_picture": "live_picture.py --quick",
     "live_routing": "live_routing.py --quick",
     "shared_policy": "shared_policy.py --quick",
     "proxy": "proxy.py --quick",

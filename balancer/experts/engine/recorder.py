@@ -13,7 +13,10 @@ from equipoise.balancer.experts.engine.states import (
     Idle,
     Proposed,
     RebalanceReport,
+    Staged,
     State,
+    TransferProgress,
+    Transferring,
     Updating,
     transfer_of,
 )
@@ -39,6 +42,7 @@ from equipoise.balancer.experts.runtime.events import (
     StateChanged,
     TraceSpan,
     Track,
+    TransferStarted,
     now,
 )
 
@@ -152,8 +156,17 @@ class EventRecorder:
         number = rebalance_number(state)
         if number is not None and self._open is None:
             self._open = _OpenRebalance(number, at, layout.placement, {})
+        starts = isinstance(self._state, Proposed)
         self._state, self._since = state, at
         self._sink.emit(StateChanged(self._step, at, state_name(state), number))
+        if starts and isinstance(state, Transferring | Staged):
+            self._emit_transfer(state.progress)
+
+    def _emit_transfer(self, progress: TransferProgress) -> None:
+        """Emits what the migration plan copies."""
+        moves, number = progress.proposal.migration.moves, progress.rebalance.number
+        copies = moves.layer, moves.expert, moves.source, moves.slot
+        self._sink.emit(TransferStarted(self._step, number, *copies, self._shape))
 
     def _emit_ended(
         self,

@@ -11,6 +11,9 @@ from enum import StrEnum
 from time import perf_counter
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from equipoise.balancer.experts.placement import (
     BatchCounts,
     ExpertShape,
@@ -21,6 +24,7 @@ from equipoise.balancer.experts.placement import (
     Shares,
 )
 
+Ids = npt.NDArray[np.int32]
 COMMITTED = "committed"
 """Outcome of a rebalance that changed slots."""
 UNCHANGED = "unchanged"
@@ -94,6 +98,29 @@ class StateChanged:
     at: float
     state: str
     rebalance: int | None
+
+
+@dataclass(frozen=True)
+class TransferStarted:
+    """All ranks agreed on a plan whose weights come from peers; its transfer starts.
+
+    Attributes:
+        step: the boundary before which that was settled.
+        rebalance: number of the rebalance.
+        layers: int32 (copies,), layer of each slot that gets another expert, by chunk.
+        experts: int32 (copies,), the expert that it gets.
+        sources: int32 (copies,), slot of the same layer that is read.
+        slots: int32 (copies,), slot that is filled.
+        shape: numbers of layers, experts, slots and ranks.
+    """
+
+    step: int
+    rebalance: int
+    layers: Ids
+    experts: Ids
+    sources: Ids
+    slots: Ids
+    shape: ExpertShape
 
 
 @dataclass(frozen=True)
@@ -282,6 +309,7 @@ EngineEvent = (
     | StepDone
     | BoundaryDone
     | StateChanged
+    | TransferStarted
     | RebalanceSkipped
     | LoadReduced
     | BatchSampled

@@ -1,6 +1,7 @@
 """Checks of options that several commands have; each error is one line naming the option."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,3 +78,11 @@ def check_file(flag: str, path: Path) -> None:
     if path.exists() and not os.access(path, os.W_OK):
         raise UsageError(f"{flag}: {path} cannot be written to")
     check_folder(flag, path.parent)
+
+
+def check_terminal() -> None:
+    """Raises UsageError where a live display cannot be drawn on standard output."""
+    if not sys.stdout.isatty():
+        raise UsageError("--live draws on a terminal, and standard output is none: leave it out")
+    if os.environ.get("TERM", "dumb") == "dumb":
+        raise UsageError("--live needs a terminal that moves its cursor, and TERM is dumb or unset")

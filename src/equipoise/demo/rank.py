@@ -22,6 +22,7 @@ from equipoise.balancer.observe.trace_buffer import RecordedSpan
 from equipoise.connection import blame
 from equipoise.demo.engine_options import engine_options
 from equipoise.demo.grid import Grid
+from equipoise.demo.live_feed import LiveFeed
 from equipoise.demo.model import load_weights
 from equipoise.demo.model.invariance import check_batch_invariance
 from equipoise.demo.observers import Observers
@@ -122,7 +123,7 @@ def serve_rank(
     """
     fabric, where = _connect(settings, rendezvous)
     with _explain_failures(fabric.control, settings):
-        run_context = _open_run(settings, fabric, where)
+        run_context = _open_run(settings, fabric, where, progress)
         variants = variants_of_run(settings, run_context.serving.weights.config.experts)
         results = [(variant, *_serve(run_context, variant, progress)) for variant in variants]
     # The heartbeat goes on until the record is made, so that silence is noticed to the end.
@@ -148,7 +149,7 @@ def record_rank(
     """
     fabric, where = _connect(settings, rendezvous)
     with _explain_failures(fabric.control, settings):
-        run_context = _open_run(settings, fabric, where)
+        run_context = _open_run(settings, fabric, where, progress)
         variant = variants_of_run(settings, run_context.serving.weights.config.experts)[-1]
         recorder: StatisticsRecorder | RoutingRecorder
         if recording.content is RecordedContent.TOKENS:
@@ -186,7 +187,9 @@ def _explain_failures(control: ControlPlane, settings: RunSettings) -> Iterator[
         raise blame(control, error, settings.deadline * ATTRIBUTION_SHARE) from error
 
 
-def _open_run(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> RunContext:
+def _open_run(
+    settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous, progress: RunProgress
+) -> RunContext:
     """Open the accelerator, check what the oracle rests on, load weights and traffic."""
     accelerator = open_for_rank(registry.accelerator(settings.backend), rendezvous.rank)
     grid = Grid(rendezvous.size, settings.pipeline_ranks, settings.tensor_ranks)
@@ -210,7 +213,9 @@ def _open_run(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> 
         check_same_placement(
             layout, fabric.open("placement"), accelerator.device, rendezvous.deadline
         )
-    observers = Observers(settings, rank)
+    turns = 1 if grid.data_parallel_only else settings.turns
+    live = LiveFeed(progress.live, turns) if settings.live and rank == 0 else None
+    observers = Observers(settings, rank, live)
     return RunContext(
         settings,
         accelerator,
@@ -263,7 +268,8 @@ def _pass(
     def watch(step: int, rows: Counts, imbalance: float) -> None:
         if recorder is not None:
             recorder.record(step, rows)
-        if run_context.rank == 0:
+        # A live display is told by the event sinks, so that no step waits for the pipe to it.
+        if run_context.rank == 0 and not run_context.settings.live:
             progress.step(step + 1, imbalance, "")
 
     return serve_variant(run_context, variant, watch)

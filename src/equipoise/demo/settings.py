@@ -52,6 +52,10 @@ class VariantName(StrEnum):
     """Rebalanced online; the names are those of `RankLoads`."""
 
 
+REFERENCE_NAME = "reference"
+"""Of the pass that one process serves alone, in what a run tells of its progress."""
+
+
 class ExchangeForm(StrEnum):
     """Which form of the exchange carries rows to their experts."""
 
@@ -117,6 +121,7 @@ class RunSettings:
     log_rebalances: bool = False
     log_balancedness: bool = False
     log_balancedness_interval: int = 1
+    live: bool = False
     out: Path = Path("equipoise-run")
 
     @property

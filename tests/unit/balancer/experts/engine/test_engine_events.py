@@ -34,6 +34,7 @@ from equipoise.balancer.experts.runtime.events import (
     StateChanged,
     TraceSpan,
     Track,
+    TransferStarted,
 )
 from equipoise.balancer.observe.aggregator import EventAggregator
 from equipoise.balancer.observe.async_sink import AsyncEventSink
@@ -114,6 +115,22 @@ def test_event_sink_bytes_of_all_ranks_add_up_to_bytes_of_rebalance(
     assert any(record.bytes_moved for record in by_rank[0])
     for records in zip(*by_rank, strict=True):
         assert sum(record.bytes_received for record in records) == records[0].bytes_moved
+
+
+def test_event_sink_transfer_leads_from_first_placement_to_last() -> None:
+    _, entries = observe_rebalances()
+    ended = {event.record.number: event for event in of(entries[0], RebalanceEnded)}
+    transfers = of(entries[0], TransferStarted)
+    moved = [number for number, event in ended.items() if event.record.copies]
+    assert [event.rebalance for event in transfers] == moved
+    assert moved
+    for event in transfers:
+        before, after = ended[event.rebalance].placements
+        sources = before[event.layers, event.sources]
+        assert sources.tolist() == event.experts.tolist()
+        installed = before.copy()
+        installed[event.layers, event.slots] = event.experts
+        assert installed.tolist() == after.tolist()
 
 
 def test_event_sink_actual_imbalance_matches_prediction() -> None:
