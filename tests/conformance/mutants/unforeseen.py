@@ -324,9 +324,6 @@ def _unless_dropped(steps: Iterator[None], alive: list[bool]) -> Iterator[None]:
         yield from steps
 
 
-STAGING: dict[tuple[int, int], list[Bytes]] = {}
-
-
 class StoresShareStaging(VirtualSlotStore):
     """Staging is a workspace of the device, one for all stores."""
 
@@ -470,7 +467,7 @@ SEGMENTS = "operations-move-every-byte-of-the-segments"
 VALUES = "kernels-equal-the-reference"
 MODELS = "kernels-equal-the-reference-at-the-sizes-of-models"
 LOCKS = "one-signal-lets-one-waiter-go-on"
-NESTED = "launches-run-in-the-order-that-streams-and-events-give"
+IN_ORDER = "launches-run-in-the-order-that-streams-and-events-give"
 MUTANTS = (
     Mutant(
         name="an-input-is-added-up-in-place",
@@ -478,6 +475,8 @@ MUTANTS = (
         broken="A reduce-scatter leaves partial sums in its input.",
         property=DEFINITION,
         subject=network_with(collective=ScattersInPlace),
+        # The same collectives, larger.
+        also=(SIZES,),
     ),
     Mutant(
         name="a-round-counts-ranks-of-the-run",
@@ -527,6 +526,8 @@ MUTANTS = (
         broken="An unmatched operation of more than 64 KiB waits for ever.",
         property=UNMATCHED,
         subject=network_with(network=DeadlineOfShortOnes),
+        # They wait for the deadline of what is unmatched, too.
+        also=("a-failed-work-raises-at-every-call", "a-stream-that-waits-for-a-failed-work-fails"),
     ),
     Mutant(
         name="long-messages-do-not-own-their-buffers",
@@ -578,7 +579,7 @@ MUTANTS = (
         subject=network_with(stream=CurrentIsNotRestored),
     ),
     Mutant(
-        name="the-current-stream-is-the-process-s",
+        name="threads-share-the-current-stream",
         clause="X6",
         broken="What one thread makes current is so for the other threads of the rank.",
         property=CURRENT,
@@ -637,6 +638,8 @@ MUTANTS = (
         broken="A wait ends when the caller drops the event.",
         property=HELD,
         subject=device_with(accelerator=DroppedEvents),
+        # They drop events as well.
+        also=("a-commit-is-visible-after-its-event", IN_ORDER),
     ),
     Mutant(
         name="a-graph-has-room-for-16-launches",
@@ -707,12 +710,14 @@ MUTANTS = (
         broken="Two locks of a device are one.",
         property=LOCKS,
         subject=device_with(accelerator=LocksShareWords),
+        # It needs a lock for each stream.
+        also=("other-streams-run-while-one-waits-for-a-signal",),
     ),
     Mutant(
         name="nested-launches-queue-up",
         clause="O1",
         broken="A program that is launched inside another comes after what was queued.",
-        property=NESTED,
+        property=IN_ORDER,
         subject=device_with(stream=NestedLaunchesQueueUp),
     ),
 )
