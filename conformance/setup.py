@@ -19,6 +19,7 @@ WHOLE = (
     "backends.c10d",
     "backends.torchcomms",
     "backends.torch_accelerator",
+    "integrations.expert_parallel",
 )
 """Packages that are taken whole, with what is below them, where they exist."""
 PARTS = {
@@ -38,6 +39,7 @@ PARTS = {
         "option_parser",
         "process",
     ),
+    "equipoise.integrations": ("__init__",),
     "equipoise.report": ("__init__", "conformance", "page", "svg", "terminal"),
 }
 """Packages of which only these modules are taken."""
@@ -47,6 +49,7 @@ GROUPS = (
     "equipoise.accelerator_families",
     "equipoise.communicators",
     "equipoise.communicator_families",
+    "equipoise.expert_parallel",
 )
 """Entry points of which those are taken whose modules are."""
 
@@ -80,6 +83,12 @@ def packages() -> list[str]:
     ]
 
 
+def is_taken(module: str, taken: list[str]) -> bool:
+    """Whether a module or package is in the wheel."""
+    parent = module.rpartition(".")[0]
+    return module in taken or (parent in taken and parent not in PARTS)
+
+
 def entry_points(taken: list[str]) -> dict[str, list[str]]:
     """The command, the host, and those backends of the package whose modules are taken."""
     project = tomllib.loads(Path("..", "pyproject.toml").read_text("utf-8"))["project"]
@@ -87,7 +96,7 @@ def entry_points(taken: list[str]) -> dict[str, list[str]]:
         group: [
             f"{name} = {place}"
             for name, place in project["entry-points"].get(group, {}).items()
-            if place.partition(":")[0] in taken
+            if is_taken(place.partition(":")[0], taken)
         ]
         for group in GROUPS
     }

@@ -63,9 +63,15 @@ def communicator(name: str) -> "CommunicatorBackend":
 
 def expert_parallel(name: str) -> "ExpertParallelLibrary":
     """The expert-parallel library called `name`; raises as `accelerator` does."""
-    from equipoise.hal.expert_parallel import ExpertParallelLibrary
+    from equipoise.hal.expert_parallel import ExpertParallelCapabilities, ExpertParallelLibrary
 
-    return _find(EXPERT_PARALLEL, name, ExpertParallelLibrary)  # type: ignore[type-abstract]
+    library = _find(EXPERT_PARALLEL, name, ExpertParallelLibrary)  # type: ignore[type-abstract]
+    if not isinstance(library.capabilities, ExpertParallelCapabilities):
+        raise BackendUnavailable(
+            f"expert-parallel library {name!r}: capabilities are no ExpertParallelCapabilities: "
+            f"{library.capabilities!r}"
+        )
+    return library
 
 
 def _find(group: str, name: str, kind: type[T]) -> T:
@@ -106,11 +112,19 @@ def _load(group: str, name: str) -> object:
     if colon:
         for family in entry_points(group=FAMILIES.get(group, ""), name=first):
             return family.load()(rest)
+        for other, families in FAMILIES.items():
+            if first in names(families):
+                raise BackendUnavailable(f"{name!r} is a {_noun(other)}, not a {_noun(group)}")
         return getattr(import_module(first), rest)
     for point in entry_points(group=group, name=name):
         return point.load()
-    families = names(FAMILIES.get(group, ""))
-    ways = " or ".join(["PACKAGE:OBJECT", *(f"{family}:NAME" for family in families)])
     raise BackendUnavailable(
-        f"unknown {_noun(group)} {name!r}; known: {', '.join(names(group)) or 'none'} (or {ways})"
+        f"unknown {_noun(group)} {name!r}; known: {', '.join(names(group)) or 'none'} "
+        f"(or {' or '.join(ways_to_name(group))})"
     )
+
+
+def ways_to_name(group: str) -> list[str]:
+    """How an entry of a group is named that is not registered: PACKAGE:OBJECT, FAMILY:NAME."""
+    families = names(FAMILIES.get(group, ""))
+    return ["PACKAGE:OBJECT", *(f"{family}:NAME" for family in families)]

@@ -28,6 +28,7 @@ QUICK = {
     "shared_policy": "shared_policy.py --quick",
     "proxy": "proxy.py --quick",
     "proxy cpu": "proxy.py --cpu --quick",
+    "start": "start.py --quick",
     "vllm_policy": "vllm_policy.py --quick",
     "policy_moves": "policy_moves.py --quick",
     "gpu_speed": "gpu_speed.py --backend cpu",

@@ -19,7 +19,7 @@ from equipoise.cli.conformance_options import (
     ConformanceRequest,
     resolve_conformance_request,
 )
-from equipoise.cli.files import write_file
+from equipoise.cli.files import probe_file, probe_folder, write_file
 from equipoise.cli.option_checks import (
     MAX_RANKS,
     check_backend,
@@ -31,10 +31,15 @@ from equipoise.cli.option_checks import (
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.conformance.profile import RunTarget, families_of
-from equipoise.hal.conformance.reproduce import FOLDER, set_library_defaults
+from equipoise.hal.conformance.reproduce import (
+    FOLDER,
+    remove_programs,
+    search_working_directory,
+    set_library_defaults,
+)
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
-from equipoise.hal.errors import UsageError
+from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.input_files import read_input
 
 CLEAR_LINE = "\r\033[K"
@@ -176,9 +181,11 @@ if TYPE_CHECKING:
 def conformance(arguments: Namespace, command: str) -> int:
     """Test a backend and print what was found; 0 when no clause is violated, else 1.
 
-    Raises UsageError before anything starts.
+    Raises UsageError before anything starts, and what interrupted the run after printing what had
+    been found by then.
     """
     set_library_defaults()
+    search_working_directory()
     request = request_of(vars(arguments))
     validate(request)
     result = _conduct(request, read_xfail(request.xfail))
@@ -193,6 +200,8 @@ def conformance(arguments: Namespace, command: str) -> int:
     finally:
         programs = None if request.out is None else request.out / FOLDER
         print(render(result, stdout_colour_mode(), programs), flush=True)
+    if result.interruption is not None:
+        raise result.interruption
     return result.exit_code
 
 
@@ -229,9 +238,11 @@ def validate(request: ConformanceRequest) -> None:
         _check_devices(request)
     if request.out is not None:
         check_folder("--out", request.out)
+        probe_folder("--out", request.out)
     for flag, path in (("--json", request.json), ("--html", request.html)):
         if path is not None:
             check_file(_typed(flag, path, request), path)
+            probe_file(_typed(flag, path, request), path)
     if request.json is not None and request.json == request.html:
         raise UsageError(f"--html: {request.html} is the file that --json is written to")
 
@@ -257,13 +268,22 @@ def read_xfail(path: Path | None) -> "tuple[Expectation, ...]":
     if path is None:
         return ()
     try:
-        return parse_expectations(read_input(path).decode())
+        # Some editors begin a text with a mark of its encoding.
+        return parse_expectations(read_input(path).decode("utf-8-sig"))
     except UsageError as error:
         raise UsageError(f"--xfail: {path}: {error}") from error
     except UnicodeDecodeError:
         raise UsageError(f"--xfail: {path} is not text") from None
     except OSError as error:
         raise UsageError(f"--xfail: {path} cannot be read: {error.strerror}") from None
+
+
+def _remove_programs(folder: Path) -> None:
+    """Those of an earlier run: beside the new ones they would say what is no longer so."""
+    try:
+        remove_programs(folder)
+    except OSError as error:
+        raise EquipoiseError(f"{error.filename} cannot be removed: {error.strerror}") from error
 
 
 def _typed(flag: str, path: Path, request: ConformanceRequest) -> str:
@@ -364,9 +384,11 @@ def _write(request: ConformanceRequest, result: "SuiteResult", command: str) -> 
     }
     lines = []
     if request.out is not None:
+        folder = request.out / FOLDER
+        _remove_programs(folder)
         for finding in violations(result):
-            path = request.out / FOLDER / program_name(finding)
-            write_file(path, program_source(result, finding), path.parent)
+            path = folder / program_name(finding)
+            write_file(path, program_source(result, finding), folder)
     if request.json is not None:
         text = json.dumps(about | result.to_json(), indent=2, ensure_ascii=False)
         place = write_file(request.json, text + "\n", request.out)

@@ -44,7 +44,10 @@ def check_backend(flag: str, name: str, group: str, find: Callable[[str], object
     if ":" in name:
         _check_object(flag, name, find)
     elif name not in names:
-        raise UsageError(f"{flag}: unknown name {name!r}; known: {', '.join(names) or 'none'}")
+        raise UsageError(
+            f"{flag}: unknown name {name!r}; known: {', '.join(names) or 'none'} "
+            f"(or {' or '.join(registry.ways_to_name(group))})"
+        )
 
 
 def _check_object(flag: str, name: str, find: Callable[[str], object]) -> None:

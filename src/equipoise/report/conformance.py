@@ -12,7 +12,11 @@ from equipoise.hal.conformance.clauses import (
 )
 from equipoise.hal.conformance.expected_violations import Expectation, Shows
 from equipoise.hal.conformance.profile import families_of
-from equipoise.hal.conformance.reproduce import python_source, reproduction_of
+from equipoise.hal.conformance.reproduce import (
+    MAX_WHAT_LINES,
+    python_source,
+    reproduction_of,
+)
 from equipoise.hal.conformance.result import (
     ClauseFinding,
     Finding,
@@ -23,6 +27,7 @@ from equipoise.hal.conformance.result import (
 )
 from equipoise.hal.conformance.search import (
     PropertyHeld,
+    PropertyNotJudged,
     PropertyReported,
     PropertyUnsupported,
     PropertyViolated,
@@ -42,6 +47,8 @@ STATUS_SIGNS = {
 }
 """Sign of each status in the matrix; a dot for a clause that no property judges."""
 NOT_RUN_SIGN = "·"
+MAX_NAMED = 5
+"""Clauses that a level names as not judged; more are counted: after a standstill most are."""
 STATUS_STYLES = {
     Status.HELD: TextStyle.GREEN,
     Status.VIOLATED: TextStyle.RED,
@@ -77,7 +84,7 @@ def render(result: SuiteResult, colours: ColourMode, programs: Path | None = Non
             for passed in result.unexpected_passes(Shows.SOMETIMES)
             for line in textwrap.wrap(absent_race(passed), WIDTH, subsequent_indent="  ")
         ),
-        styled(verdict(result), TextStyle.RED if result.exit_code else TextStyle.GREEN, colours),
+        styled(verdict(result), TextStyle.RED if _failed(result) else TextStyle.GREEN, colours),
     ]
     return "\n".join(lines)
 
@@ -96,14 +103,22 @@ def verdict(result: SuiteResult) -> str:
 
 
 def _verdict_text(result: SuiteResult) -> str:
+    if result.interruption is not None:
+        return "INTERRUPTED"
     if result.count(Status.VIOLATED):
         return "THE CONTRACT IS BROKEN"
-    if result.exit_code:
+    if result.unexpected_passes(Shows.ALWAYS):
         return "THE FILE OF EXPECTED VIOLATIONS IS WRONG"
+    if result.exit_code:
+        return "NOT EVERYTHING COULD BE JUDGED"
     if result.count(Status.EXPECTED):
         return "the contract is broken as expected"
     whole = set(families_of(result.target)) <= {finding.family for finding in result.findings}
     return "the contract is kept" if whole else "this part of the contract is kept"
+
+
+def _failed(result: SuiteResult) -> bool:
+    return bool(result.exit_code) or result.interruption is not None
 
 
 def levels_line(result: SuiteResult) -> str:
@@ -126,10 +141,12 @@ def _describe_level(finding: LevelFinding) -> str:
     name = finding.level.value
     if finding.status is LevelStatus.NOT_KEPT:
         expected = finding.clauses(Status.EXPECTED)
+        unjudged = finding.clauses(Status.NOT_JUDGED)
         words = [
             *finding.clauses(Status.VIOLATED),
             *(f"{clause} expected" for clause in expected),
-            *(f"{clause} not judged" for clause in finding.clauses(Status.NOT_JUDGED)),
+            *(f"{clause} not judged" for clause in unjudged if len(unjudged) <= MAX_NAMED),
+            *([f"{len(unjudged)} not judged"] if len(unjudged) > MAX_NAMED else []),
         ]
         return f"{name} ({', '.join(words)})"
     undeclared = finding.clauses(Status.UNSUPPORTED)
@@ -164,7 +181,8 @@ def describe_clause(clause: ClauseFinding) -> str:
         )
     broken = (Status.VIOLATED, Status.EXPECTED)
     names = sorted({f.property_name for f in clause.findings if f.status in broken})
-    return f"see {', '.join(names)}"
+    see = f"see {', '.join(names)}" if names else ""
+    return "; ".join(filter(None, (see, clause.obstacles)))
 
 
 def matrix(result: SuiteResult, colours: ColourMode) -> list[str]:
@@ -237,7 +255,7 @@ def _violations(result: SuiteResult, colours: ColourMode, programs: Path | None)
         if finding.expectation is not None:
             title = f"expected: {title}"
         yield styled(title, STATUS_STYLES[finding.status], colours)
-        yield from textwrap.wrap(finding.verdict.what, WIDTH, subsequent_indent="  ")
+        yield from _what(finding.verdict.what)
         yield f"smallest program found, of {finding.verdict.cases} played:"
         yield from (f"    {line}" for line in program_lines(finding.verdict))
         if programs is not None:
@@ -245,6 +263,15 @@ def _violations(result: SuiteResult, colours: ColourMode, programs: Path | None)
     if programs is None and violations(result):
         yield ""
         yield "--out DIR writes these programs as Python files that run by themselves"
+
+
+def _what(text: str) -> Iterable[str]:
+    """What was seen, line by line: a rank that hangs or dies is quoted with its stacks."""
+    lines = text.splitlines()
+    for line in lines[:MAX_WHAT_LINES]:
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+    if len(lines) > MAX_WHAT_LINES:
+        yield f"({len(lines) - MAX_WHAT_LINES} more lines: --json FILE writes all of them)"
 
 
 def _cells(
@@ -269,7 +296,7 @@ LEVEL_CLASSES = {
     LevelStatus.NOT_JUDGED: "absent",
 }
 CONFORMANCE_CSS = """
-.expected { font-weight:650; }
+.expected { font-weight:650; } .seen { white-space:pre-wrap; }
 .held { color:var(--good); } .violated, .not-judged { color:var(--bad); font-weight:650; }
 .unsupported, .absent { color:var(--soft); }
 table.left td, table.left th { text-align:left; white-space:normal; vertical-align:top; }
@@ -303,7 +330,7 @@ def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
 
 
 def _head(result: SuiteResult) -> str:
-    mood = "bad" if result.exit_code else "good"
+    mood = "bad" if _failed(result) else "good"
     passes = "".join(
         f'<p class="bad">{escape_html(unexpected_pass(expected))}</p>'
         for expected in result.unexpected_passes(Shows.ALWAYS)
@@ -345,7 +372,7 @@ def _violation(result: SuiteResult, finding: Finding) -> str:
     lines = "\n".join(escape_html(line) for line in program_lines(finding.verdict))
     return card_section(
         f"{'Expected violation' if finding.expectation else 'Violated'}: {finding.verdict.clause}",
-        f"<p>{escape_html(finding.verdict.what)}</p>"
+        f'<p class="seen">{escape_html(finding.verdict.what)}</p>'
         f'<p class="soft">{escape_html(finding.property_name)}, '
         f"on {escape_html(finding.executor)}; the smallest program found, of "
         f"{finding.verdict.cases} played:</p><pre>{lines}</pre>"
@@ -419,6 +446,8 @@ def _properties(result: SuiteResult) -> str:
 def _ground(finding: Finding) -> str:
     if isinstance(finding.verdict, PropertyUnsupported):
         return escape_html(finding.verdict.capability)
+    if isinstance(finding.verdict, PropertyNotJudged):
+        return escape_html(finding.verdict.reason)
     if isinstance(finding.verdict, PropertyReported):
         return escape_html(finding.verdict.figure)
     count = finding.verdict.cases

@@ -237,17 +237,6 @@ class SumsWithoutNan(Collective):
         return total
 
 
-class OneStreamWaits(VirtualWork):
-    """An operation lets one stream go on; another that waits for it is not held up."""
-
-    __slots__ = ("waited",)
-
-    def wait(self, stream: Stream) -> None:
-        if not getattr(self, "waited", False):
-            self.waited = True
-            super().wait(stream)
-
-
 class BallotsOf4KiB(VirtualControlPlane):
     """A ballot ends after 4 KiB."""
 
@@ -452,7 +441,6 @@ DROPPED = "operations-own-their-buffers"
 ORDER = "messages-between-two-ranks-keep-their-order"
 INDEPENDENT = "communicators-progress-independently"
 SUMS = "sums-are-the-same-bits-each-time-and-on-every-rank"
-AWAITED = "a-stream-waits-for-an-operation-without-the-host"
 BALLOTS = "ballots-stay-and-the-missing-are-named"
 CURRENT = "operations-are-ordered-after-the-current-stream"
 REPEATED = "a-communicator-serves-hundreds-of-operations"
@@ -556,13 +544,6 @@ MUTANTS = (
         broken="A sum leaves out what is no number.",
         property=SUMS,
         subject=network_with(collective=SumsWithoutNan),
-    ),
-    Mutant(
-        name="an-operation-lets-one-stream-go-on",
-        clause="X7",
-        broken="Of two streams that wait for an operation the second goes on (Ascend).",
-        property=AWAITED,
-        subject=network_with(work=OneStreamWaits),
     ),
     Mutant(
         name="a-ballot-ends-after-4-kib",

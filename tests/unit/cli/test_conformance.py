@@ -1,6 +1,7 @@
 """`equipoise conformance`: what it prints, writes, refuses, and ends with."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from equipoise.cli.conformance_options import (
 from equipoise.cli.parser import build_parser
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES
 from equipoise.hal.conformance.profile import Profile, RunTarget
+from equipoise.hal.conformance.reproduce import MARK
 
 BROKEN_BACKEND = "helpers.fakes.broken_stream_backends:BACKEND"
 BAD = {
@@ -24,6 +26,10 @@ BAD = {
     ("--backend", "no.such.module:BACKEND"): "does not import",
     ("--backend", "json:loads"): "is not a Backend",
     ("--communicator", "pigeons"): "--communicator: unknown name 'pigeons'",
+    ("--communicator", "c10d"): "(or PACKAGE:OBJECT or c10d:NAME or torchcomms:NAME)",
+    ("--backend", "c10d:gloo"): "--backend: 'c10d:gloo' is a communicator, not a backend",
+    ("--communicator", "c10d:gloo", "--only", "locks"): "no property of the families locks and",
+    ("--out", "/proc/found"): "--out: /proc/found cannot be written",
     ("--ranks", "0"): "--ranks must be at least 1, got 0",
     ("--ranks", "65"): "--ranks must be at most 64, got 65",
     ("--ranks", "many"): "expected a whole number, got 'many'",
@@ -109,10 +115,16 @@ def test_conformance_prints_violating_program_and_exits_1(
 def test_conformance_writes_json_and_html_report(
     equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
+    programs = tmp_path / "found" / "violations"
+    programs.mkdir(parents=True)
+    (programs / "earlier.py").write_text(f"{MARK}\n)\n")
+    (programs / "mine.py").write_text("mine\n")
     answer = equipoise(
         "conformance", "--backend", BROKEN_BACKEND, "--only", "ordering", "--out", "found"
     )
     assert answer.code == 1
+    assert not (programs / "earlier.py").exists(), "a program of an earlier run"
+    assert (programs / "mine.py").exists()
     report = json.loads((tmp_path / "found" / "conformance.json").read_text())
     assert report["exit_code"] == 1
     assert report["clauses"]["O3"]["status"] == "violated"
@@ -180,6 +192,27 @@ def test_conformance_names_file_of_bad_expectation(
     assert answer.code == 2
     message = "--xfail: known.toml: [[expected]] number 1: K5: no reason is given"
     assert answer.err == f"equipoise: error: {message}\n"
+
+
+def test_conformance_reads_known_violations_with_mark_of_encoding(
+    equipoise: Callable[..., Any], tmp_path: Path
+) -> None:
+    known = '[[expected]]\nclause = "V1"\nreason = "r"\n'
+    (tmp_path / "known.toml").write_text(known, encoding="utf-8-sig")
+    arguments = ("--backend", "virtual", "--only", "determinism", "--cases", "1", "--quiet")
+    assert equipoise("conformance", *arguments, "--xfail", "known.toml").code == 0
+
+
+def test_conformance_finds_backend_in_working_directory(
+    equipoise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script, which is what runs the command, does not look there by itself."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = "from equipoise.backends.virtual import BACKEND\n"
+    (tmp_path / "backend_of_this_folder.py").write_text(source)
+    arguments = ("--only", "determinism", "--cases", "1", "--quiet")
+    answer = equipoise("conformance", "--backend", "backend_of_this_folder:BACKEND", *arguments)
+    assert answer.code == 0, answer.err
 
 
 @pytest.mark.slow
