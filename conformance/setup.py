@@ -38,7 +38,7 @@ PARTS = {
         "option_parser",
         "process",
     ),
-    "equipoise.report": ("__init__", "conformance", "page", "svg", "terminal"),
+    "equipoise.report": ("__init__", "conformance", "page", "terminal"),
 }
 """Packages of which only these modules are taken."""
 NATIVE = {"equipoise.backends.cpu": ("accelerator", "kernels", "slots")}
@@ -116,7 +116,13 @@ setup(
     package_dir={"": str(SOURCE)},
     packages=packages(),
     entry_points=entry_points(packages()),
-    package_data={"equipoise": ["py.typed"]},
+    package_data={
+        "equipoise": ["py.typed"],
+        "equipoise.report": [
+            f"templates/{name}"
+            for name in ("base.html", "conformance.html", "parts.html", "style.css")
+        ],
+    },
     # Of the native core, which is not taken.
     exclude_package_data={"equipoise": ["_native.pyi"]},
     cmdclass={"build_py": BuildPart},

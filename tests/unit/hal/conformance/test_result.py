@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from helpers.harnesses.html_pages import assert_every_text_is_escaped
 
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.clauses import Level
@@ -124,6 +125,13 @@ def test_expected_violation_does_not_fail_run() -> None:
     assert "not: core (K5 expected)" in text
     assert "the contract is broken as expected" in text.splitlines()[-1]
     assert "Expected violation: K5" in render_html(found, {})
+
+
+def test_conformance_page_escapes_every_text() -> None:
+    expected = Expectation(clause="K5", reason="r", shows=Shows.ALWAYS)
+    found = result([finding(RESULT, violated("K5"), K5), finding(FAILED, HELD)], (), [expected])
+    about = {"command": "equipoise conformance", "machine": {"processor": "p"}, "finished": "now"}
+    assert_every_text_is_escaped("equipoise.report.conformance", lambda: render_html(found, about))
 
 
 def test_expectation_covers_no_violation_of_other_property() -> None:
