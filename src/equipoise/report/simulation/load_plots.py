@@ -27,25 +27,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACROSS = 3
+MAX_PANELS = 6
+"""More would be small, and a large page."""
 DASHES = (0, (4, 3))
-MAX_DRAWN = 16
-"""Lines as such; more are drawn as an image, which does not grow with their number."""
+MAX_DRAWN = 48
+"""Lines of all panels as such; more are images, which do not grow with their number."""
 
 
 def worker_load_plot(comparison: SimulationResult) -> Picture | None:
     """None where no worker served anything."""
-    results = [r for r in comparison.results if r.named_policy.label in comparison.plot_data]
+    results = _shown(comparison)
     if not results:
         return None
+    fewer = len(results) < len(comparison.plot_data)
     down = -(-len(results) // ACROSS)
     style = PolicyStyle.of(comparison)
     lines = [comparison.plot_data[result.named_policy.label].lines for result in results]
+
+    raster = sum(one.loads.shape[1] for one in lines) > MAX_DRAWN
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(down, ACROSS, sharex=True, sharey=True, squeeze=False)
         for place, axis in enumerate(axes.flat):
             if place < len(results):
-                _load_panel(axis, style, results[place], lines[place])
+                _load_panel(axis, style, results[place], lines[place], raster)
             else:
                 axis.set_axis_off()
         axes[0, 0].set_ylim(*_extent(lines))
@@ -59,15 +64,28 @@ def worker_load_plot(comparison: SimulationResult) -> Picture | None:
     return Picture(
         "Load of every worker",
         "One line for each worker, first seed, all on one scale, which may not begin at 0. A step "
-        "takes as long as the fullest worker says; what the others are below it, they wait.",
+        "takes as long as the fullest worker says; what the others are below it, they wait."
+        f"{' The policies in colour, and the two that idle most.' if fewer else ''}",
         draw("loads", 1.0 + 1.5 * down, paint),
     )
 
 
-def _load_panel(axis: "Axes", style: PolicyStyle, result: PolicyResult, lines: LoadCurves) -> None:
+def _shown(comparison: SimulationResult) -> list[PolicyResult]:
+    """All that served anything; of many those in colour, and the two that idle most."""
+    results = [r for r in comparison.results if r.named_policy.label in comparison.plot_data]
+    if len(results) <= MAX_PANELS:
+        return results
+    colours = PolicyStyle.of(comparison).colours
+    idle = sorted(results, key=lambda result: -result.interval("idle").mean)
+    picks = {r.named_policy.label for r in idle[: MAX_PANELS - len(colours)]} | set(colours)
+    return [result for result in results if result.named_policy.label in picks]
+
+
+def _load_panel(
+    axis: "Axes", style: PolicyStyle, result: PolicyResult, lines: LoadCurves, raster: bool
+) -> None:
     steps, loads = lines.steps, lines.loads
     tones = plot_helpers.colour_map(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.shape[1]))
-    raster = loads.shape[1] > MAX_DRAWN
     for worker, tone in enumerate(tones):
         axis.plot(
             steps, loads[:, worker] / 1e3, color=tone, linewidth=0.8, alpha=0.8, rasterized=raster
