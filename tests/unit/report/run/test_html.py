@@ -168,10 +168,7 @@ def test_run_page_names_expert_and_ranks_of_each_copy(make_record: MakeRecord) -
 def test_step_times_are_medians_and_p95_of_each_phase(make_record: MakeRecord) -> None:
     record = make_record()
     millis = np.arange(12.0)
-    assert phase_times(record, millis) == [
-        (0, 6, 2.5, pytest.approx(4.75)),
-        (6, 12, 8.5, pytest.approx(10.75)),
-    ]
+    assert np.allclose(phase_times(record, millis), [(0, 6, 2.5, 4.75), (6, 12, 8.5, 10.75)])
     (picture,) = [one for one in pictures(record) if one.title == "Step time"]
     assert "unbalanced 1,000 ms (P95 1,000), exact 500 ms (P95 500)" in picture.caption
 

@@ -149,12 +149,27 @@ def test_simulation_page_without_served_requests(
 def test_simulation_loads_of_many_workers_are_an_image(
     simulate_small: Callable[..., SimulationResult],
 ) -> None:
-    simulation_result = simulate_small(
-        workers=20, slots_per_worker=2, requests=300, policies=("fit",)
+    """Lines grow with workers and policies; images do not."""
+    picture = worker_load_plot(
+        simulate_small(
+            workers=20, slots_per_worker=2, requests=300, policies=("random", "jsq", "fit")
+        )
     )
-    picture = worker_load_plot(simulation_result)
     assert picture is not None
     assert "data:image/png" in picture.svg
+
+
+def test_simulation_loads_of_many_policies_are_few_panels(
+    simulate_small: Callable[..., SimulationResult],
+) -> None:
+    policies = "random", "round_robin", "power_of_two", "jsq", "jsq_load", "br0", "brh", "fit"
+    simulation_result = simulate_small(policies=policies)
+    picture = worker_load_plot(simulation_result)
+    assert picture is not None
+    titles = re.findall(r">([\w]+), [\d.]+% idle</text>", picture.svg)
+    assert len(titles) == 6
+    assert set(PolicyStyle.of(simulation_result).colours) <= set(titles)
+    assert "two that idle most" in picture.caption
 
 
 def test_simulation_verdict_names_few_indistinguishable_policies(
