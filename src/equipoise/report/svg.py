@@ -20,14 +20,15 @@ MUTED = "#8a93a3"
 """Readable on light and on dark paper."""
 
 VARIANT_COLOURS = {
-    "unbalanced": "#c8553d",
-    "placement": "#7a5ba6",
-    "static": "#c99a2e",
-    "lagged": "#4f8f8b",
-    "local": "#4c8c3f",
+    "unbalanced": "#d55e00",
+    "placement": "#c2699f",
+    "static": "#c98a00",
+    "lagged": "#3f9fd6",
+    "local": "#009e73",
     "node": "#8a6d3b",
-    "exact": "#3d6fb6",
+    "exact": "#3b78d0",
 }
+"""After Okabe and Ito: also colour-blind eyes tell them apart."""
 
 DIVERGING = ("#2456a4", "#82aedb", "#f3f0e8", "#eda268", "#b3331d")
 """Below the mean, the mean, above it."""
@@ -38,9 +39,9 @@ PHASE_COLOURS = {
     "planning": "#c99a2e",
     "proposed": "#d9c08a",
     "transferring": "#3d6fb6",
-    "staged": "#1f7a4d",
-    "updating": "#4f8f8b",
-    "draining": "#c8553d",
+    "staged": "#009e73",
+    "updating": "#3f9fd6",
+    "draining": "#d55e00",
     "failed": "#b3331d",
 }
 """What a rebalance is in."""

@@ -27,7 +27,11 @@ HOTTEST = 20
 def pictures(comparison: Comparison) -> tuple[Picture, ...]:
     """Raises PlotsMissing without matplotlib."""
     statistics, layouts = comparison.statistics, comparison.layouts
-    shown = "P99 over windows." if statistics.windows > 1 else "The one window."
+    shown = (
+        "P99 over windows: what a rank has in its fullest ones."
+        if statistics.windows > 1
+        else "The one window."
+    )
     return (
         window_heat_map(
             statistics.layers,

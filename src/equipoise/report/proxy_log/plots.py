@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 
 PART_COLOURS = {
     "waits at the proxy": "#b9b2a3",
-    "sent to a worker that lost it": "#d98f7f",
+    "sent to a worker that lost it": "#b5658f",
     "until the first token": "#e0a458",
     "makes tokens": "#3d6fb6",
     "whole answer, not streamed": "#7a5ba6",
