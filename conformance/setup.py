@@ -40,7 +40,7 @@ PARTS = {
         "process",
     ),
     "equipoise.integrations": ("__init__",),
-    "equipoise.report": ("__init__", "conformance", "page", "svg", "terminal"),
+    "equipoise.report": ("__init__", "conformance", "page", "terminal"),
 }
 """Packages of which only these modules are taken."""
 NATIVE = {"equipoise.backends.cpu": ("accelerator", "kernels", "slots")}
@@ -125,7 +125,13 @@ setup(
     package_dir={"": str(SOURCE)},
     packages=packages(),
     entry_points=entry_points(packages()),
-    package_data={"equipoise": ["py.typed"]},
+    package_data={
+        "equipoise": ["py.typed"],
+        "equipoise.report": [
+            f"templates/{name}"
+            for name in ("base.html", "conformance.html", "parts.html", "style.css")
+        ],
+    },
     # Of the native core, which is not taken.
     exclude_package_data={"equipoise": ["_native.pyi"]},
     cmdclass={"build_py": BuildPart},

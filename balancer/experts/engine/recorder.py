@@ -27,10 +27,11 @@ from equipoise.balancer.experts.placement import (
     Load,
     Placement,
 )
-from equipoise.balancer.experts.planning.proposal import Proposal
+from equipoise.balancer.experts.planning.proposal import Proposal, StagedProposal
 from equipoise.balancer.experts.routing.routers import Router
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
+    NO_READS,
     BatchSampled,
     BoundaryDone,
     EngineClosed,
@@ -39,6 +40,7 @@ from equipoise.balancer.experts.runtime.events import (
     RebalanceEnded,
     RebalanceRecord,
     RebalanceSkipped,
+    SlotReads,
     StateChanged,
     TraceSpan,
     Track,
@@ -184,7 +186,8 @@ class EventRecorder:
         )
         placements = opened.placement, placement
         context = self._rank_in_group, self._shape, self._slot_bytes
-        self._sink.emit(RebalanceEnded(record, opened.opened_at, at, placements, *context))
+        reads = _reads(state)
+        self._sink.emit(RebalanceEnded(record, opened.opened_at, at, placements, reads, *context))
 
 
 def state_name(state: State) -> str:
@@ -228,6 +231,15 @@ def _rebalance_record(
         imbalance_before=float(plan.imbalance_before.mean()) / SHARE_ONE if plan else None,
         predicted_imbalance=float(plan.predicted_imbalance.mean()) / SHARE_ONE if plan else None,
     )
+
+
+def _reads(state: State) -> SlotReads:
+    """Returns layer, slot and source slot of all moves, as the migration plan has them."""
+    proposal = proposal_of(state)
+    if not isinstance(proposal, StagedProposal):
+        return NO_READS
+    moves = proposal.migration.moves
+    return moves.layer, moves.slot, moves.source
 
 
 def _span_name(record: RebalanceRecord) -> str:

@@ -5,6 +5,7 @@ Among them quantities with a unit (bytes such as 24MiB) and lists of one number 
 
 import math
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -124,6 +125,22 @@ def _read(source: str, path: Path) -> tuple[float, ...]:
     return tuple(numbers)
 
 
+def time_of_text(text: str) -> datetime:
+    """A date with a time, ISO 8601, UTC unless it has an offset. Raises ValueError."""
+    return _in_utc(datetime.fromisoformat(text))
+
+
+def time_of_yaml(value: object) -> datetime:
+    """The same, or what YAML has made a time of. Raises ValueError."""
+    if isinstance(value, datetime):
+        return _in_utc(value)
+    return time_of_text(str_of_yaml(value))
+
+
+def _in_utc(time: datetime) -> datetime:
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+
+
 POLICIES = "greedy", "connected", "incremental"
 """The planner's, spelt out: to import it takes longer than to say what was mistyped."""
 SPLITS = "shares", "even"
@@ -238,6 +255,7 @@ def _engines_of_yaml(value: object) -> tuple[str, ...]:
 
 
 SECONDS = OptionKind("a number of seconds", lambda text: _finite(float(text)), _real_from_yaml)
+TIME = OptionKind("a time such as 2026-11-27T14:05", time_of_text, time_of_yaml)
 REAL = OptionKind("a number", lambda text: _finite(float(text)), _real_from_yaml)
 TEXTS = OptionKind(
     "a path or a list of paths",

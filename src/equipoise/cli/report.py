@@ -127,7 +127,7 @@ def _write(request: ReportRequest, comparison: "Comparison", command: str) -> No
         place = write_file(request.json, text + "\n")
         lines.append(f"figures: {place}")
     if request.html is not None:
-        from equipoise.report.placement.comparison_html import render_html
+        from equipoise.report.placement.html import render_html
         from equipoise.report.svg import PlotsMissing
 
         try:

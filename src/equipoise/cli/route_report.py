@@ -3,7 +3,9 @@
 import json
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ examples:
   equipoise route-report requests.jsonl
   equipoise route-report requests.jsonl --html report.html --json figures.json
   equipoise route-report requests.jsonl --run 2
+  equipoise route-report requests.jsonl --from 2026-11-27T14:00 --to 2026-11-27T15:00
 
 exit code: 0 reported, 2 bad input, 3 something could not be written"""
 SUBJECT, OUTPUT = "what is reported", "output"
@@ -30,6 +33,13 @@ OPTIONS = (
            shown_default="the only one",
            help="which run of the proxy, where it was started several times with this log; "
            "1 is the first"),
+    Option(key="from", kind=kinds.TIME, group=SUBJECT, metavar="TIME",
+           shown_default="the first request",
+           help="only requests that arrived then or later: 2026-11-27T14:05, UTC unless it says "
+           "otherwise"),
+    Option(key="to", kind=kinds.TIME, group=SUBJECT, metavar="TIME",
+           shown_default="the last request",
+           help="only requests that arrived before it"),
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
            help="write the figures there"),
     Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
@@ -37,6 +47,8 @@ OPTIONS = (
     Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
            help="no names of written files, only the table"),
 )  # fmt: skip
+FIELDS = {"from": "begin", "to": "end"}
+"""Fields that have other names than their options: `from` is a word of Python's."""
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 
 
@@ -46,6 +58,8 @@ class RouteReportRequest:
 
     log: Path
     run: int | None = None
+    begin: datetime | None = None
+    end: datetime | None = None
     json: Path | None = None
     html: Path | None = None
     progress: str = "shown"
@@ -68,7 +82,7 @@ def route_report(arguments: Namespace, command: str) -> int:
 
     request = request_of(vars(arguments))
     check_outputs({"LOG": request.log}, {"--json": request.json, "--html": request.html})
-    log = load_log(request.log, request.run)
+    log = within(load_log(request.log, request.run), request.begin, request.end)
     figures = proxy_log_figures(log)
     try:
         # Before the table: a closed standard output must not cost the files.
@@ -80,7 +94,9 @@ def route_report(arguments: Namespace, command: str) -> int:
 
 def request_of(arguments: Mapping[str, Any]) -> RouteReportRequest:
     """What the command line asks for, its configuration file included."""
-    return RouteReportRequest(**request_values(arguments, BY_KEY))
+    values = request_values(arguments, BY_KEY)
+    values |= {name: values.pop(key) for key, name in FIELDS.items() if key in values}
+    return RouteReportRequest(**values)
 
 
 def load_log(path: Path, run: int | None) -> "ProxyLog":
@@ -98,6 +114,22 @@ def load_log(path: Path, run: int | None) -> "ProxyLog":
             runs.setdefault(record.run, []).append(record)
     records = _select_run(path, [runs[began] for began in sorted(runs)], run)
     return ProxyLog(str(path), tuple(map(_trip, records)), len(cut_lines))
+
+
+def within(log: "ProxyLog", begin: datetime | None, end: datetime | None) -> "ProxyLog":
+    """The requests that arrived in [begin, end). Raises UsageError where there are none."""
+    from equipoise.report.proxy_log.active_time import date_time_text
+
+    first = -inf if begin is None else begin.timestamp()
+    last = inf if end is None else end.timestamp()
+    requests = tuple(one for one in log.requests if first <= one.arrived_at < last)
+    if not requests:
+        known = sorted(one.arrived_at for one in log.requests)
+        raise UsageError(
+            "--from, --to: no request arrived then; the first of the log arrived at "
+            f"{date_time_text(known[0])} UTC, the last at {date_time_text(known[-1])} UTC"
+        )
+    return replace(log, requests=requests)
 
 
 def _select_run(
@@ -138,6 +170,9 @@ def _write(
     about = {"command": command, "log": str(request.log)}
     if request.run is not None:
         about["run"] = str(request.run)
+    for key, name in FIELDS.items():
+        if (time := getattr(request, name)) is not None:
+            about[key] = time.isoformat()
     lines = []
     if request.json is not None:
         text = json.dumps(about | figures.to_json(), indent=2, allow_nan=False)

@@ -18,7 +18,7 @@ from equipoise import __version__
 from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.runtime.events import RebalanceRecord
 from equipoise.balancer.formats import StatisticsRecorder
-from equipoise.balancer.observe.trace_buffer import RecordedSpan
+from equipoise.balancer.observe.trace_buffer import RecordedSpan, SlotCopy
 from equipoise.connection import blame
 from equipoise.demo.engine_options import engine_options
 from equipoise.demo.grid import Grid
@@ -30,7 +30,13 @@ from equipoise.demo.placement_file import check_same_placement, read_placement_f
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.routing_recorder import RoutingRecorder
 from equipoise.demo.run_context import RunContext
-from equipoise.demo.run_record import Counts, Rebalance, RunRecord, VariantRecord
+from equipoise.demo.run_record import (
+    Counts,
+    Rebalance,
+    RunRecord,
+    VariantRecord,
+    restore_rebalance,
+)
 from equipoise.demo.scheduler import DIGEST_BYTES, RequestScheduler, outputs_digest
 from equipoise.demo.serve_loop import PassMeasurements, ServeContext, serve_alone
 from equipoise.demo.settings import RecordedContent, RecordingSettings, RunSettings, VariantName
@@ -306,7 +312,11 @@ def _rebalances(
     records = {record.number: record for record in pass_result.spans.rebalances}
     turns = 1 if run_context.grid.data_parallel_only else run_context.settings.turns
     own_rebalances = [
-        _rebalance(report, records.get(report.number), turns) for report in pass_result.reports
+        replace(
+            _rebalance(report, records.get(report.number), turns),
+            moves=_moves(run_context, pass_result.spans.copies.get(report.number, ())),
+        )
+        for report in pass_result.reports
     ]
     own = {
         "rebalances": [asdict(rebalance) for rebalance in own_rebalances],
@@ -316,7 +326,7 @@ def _rebalances(
     stages = gatherer.gather_texts(json.dumps(own))[:: run_context.grid.ranks_per_stage]
     stage_results = [json.loads(text) for text in stages]
     rebalances = [
-        Rebalance(**rebalance) for stage in stage_results for rebalance in stage["rebalances"]
+        restore_rebalance(rebalance) for stage in stage_results for rebalance in stage["rebalances"]
     ]
     aborts = sum((Counter(stage["aborts"]) for stage in stage_results), Counter[str]())
     return tuple(
@@ -337,6 +347,23 @@ def _rebalance(report: RebalanceReport, record: RebalanceRecord | None, turns: i
         before=record.imbalance_before if record else None,
         predicted=record.predicted_imbalance if record else None,
         actual=record.actual_imbalance if record else None,
+    )
+
+
+def _moves(
+    run_context: RunContext, copies: tuple[SlotCopy, ...]
+) -> tuple[tuple[int, int, int | None, int], ...]:
+    """Copies by the run's layers and ranks; a stage counts its own from 0."""
+    first_rank = run_context.grid.stage_ranks(run_context.rank)[0]
+    first_layer = run_context.layers.start
+    return tuple(
+        (
+            first_layer + copy.layer,
+            copy.expert,
+            None if copy.from_rank is None else first_rank + copy.from_rank,
+            first_rank + copy.to_rank,
+        )
+        for copy in copies
     )
 
 

@@ -32,7 +32,7 @@ from equipoise.hal.conformance.search import (
     PropertyUnsupported,
     PropertyViolated,
 )
-from equipoise.report.page import CSS, card_section, escape_html, facts
+from equipoise.report.page import flat_facts, render_page
 from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 WIDTH = 80
@@ -295,70 +295,64 @@ LEVEL_CLASSES = {
     LevelStatus.NOT_DECLARED: "unsupported",
     LevelStatus.NOT_JUDGED: "absent",
 }
-CONFORMANCE_CSS = """
-.expected { font-weight:650; } .seen { white-space:pre-wrap; }
-.held { color:var(--good); } .violated, .not-judged { color:var(--bad); font-weight:650; }
-.unsupported, .absent { color:var(--soft); }
-table.left td, table.left th { text-align:left; white-space:normal; vertical-align:top; }
-table.grid { width:auto; } table.grid td, table.grid th { text-align:center; padding:3px 9px; }
-table.grid td a { color:inherit; text-decoration:none; }
-td.num { white-space:nowrap; } .reported { font-weight:650; }
-"""
 
 
 def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
     """The whole file as text; `about` holds version, command, machine and time."""
-    body = "\n".join(
-        (
-            _head(result),
-            _tiles(result),
-            *(_violation(result, finding) for finding in violations(result)),
-            card_section("Levels", _levels(result)),
-            card_section("The contract at a glance", _grid(result)),
-            card_section("Clause by clause", _clauses(result)),
-            card_section("Property by property", _properties(result)),
-            card_section("Machine and command", _about(about)),
-        )
-    )
-    title = f"Conformance of {escape_html(result.subject)}"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{CSS}{CONFORMANCE_CSS}</style>\n"
-        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    clauses = {finding.clause: finding for finding in result.clauses()}
+    most = max(clause_sort_key(clause)[1] for clause in TITLES)
+    shown = {name: value for name, value in about.items() if name not in ("command", "equipoise")}
+    return render_page(
+        "conformance.html",
+        command=str(about.get("command", "")),
+        title=f"Conformance of {result.subject}",
+        headline=headline(result),
+        mood="bad" if _failed(result) else "good",
+        verdict=verdict(result),
+        levels_line=levels_line(result),
+        passes=[unexpected_pass(one) for one in result.unexpected_passes(Shows.ALWAYS)],
+        races=[absent_race(one) for one in result.unexpected_passes(Shows.SOMETIMES)],
+        tiles=_tiles(result),
+        violations=[_violation(result, finding) for finding in violations(result)],
+        levels=[
+            (one.level.value, (one.status.value, LEVEL_CLASSES[one.status]), _describe_level(one))
+            for one in result.levels()
+        ],
+        numbers=range(1, most + 1),
+        grid=[
+            (letter, [_html_cell(f"{letter}{number}", clauses) for number in range(1, most + 1)])
+            for letter in CLAUSE_LETTERS
+        ],
+        legend="; ".join(f"{sign} {status}" for status, sign in STATUS_SIGNS.items()),
+        not_run=NOT_RUN_SIGN,
+        clauses=[
+            (name, _marked(clause.status), TITLES.get(name, ""), describe_clause(clause))
+            for name, clause in clauses.items()
+        ],
+        properties=[
+            (
+                finding.property_name,
+                ", ".join(finding.clauses),
+                finding.executor,
+                _marked(finding.status),
+                (_ground(finding), "num"),
+                (f"{finding.seconds:.2f} s", "num"),
+            )
+            for finding in result.findings
+        ],
+        about=flat_facts(shown),
     )
 
 
-def _head(result: SuiteResult) -> str:
-    mood = "bad" if _failed(result) else "good"
-    passes = "".join(
-        f'<p class="bad">{escape_html(unexpected_pass(expected))}</p>'
-        for expected in result.unexpected_passes(Shows.ALWAYS)
-    ) + "".join(
-        f'<p class="soft">{escape_html(absent_race(expected))}</p>'
-        for expected in result.unexpected_passes(Shows.SOMETIMES)
-    )
-    return (
-        f"<header><h1>Conformance of {escape_html(result.subject)}</h1>"
-        f'<p class="soft">{escape_html(headline(result))}</p>'
-        f'<div class="verdict {mood}">{escape_html(verdict(result))}</div>'
-        f"<p>{escape_html(levels_line(result))}</p>{passes}</header>"
-    )
-
-
-def _tiles(result: SuiteResult) -> str:
+def _tiles(result: SuiteResult) -> list[tuple[str, str]]:
     played = sum(_played(finding) for finding in result.findings)
-    tiles = [
+    return [
         (f"{result.count(Status.HELD)}", "clauses held"),
         (f"{result.count(Status.VIOLATED)}", "violated"),
         (f"{result.count(Status.UNSUPPORTED)}", "declared unsupported"),
         (f"{len({finding.property_name for finding in result.findings})}", "properties"),
         (f"{played:,}", "programs played"),
     ]
-    inner = "".join(
-        f'<div class="tile"><b>{value}</b><span>{words}</span></div>' for value, words in tiles
-    )
-    return f'<div class="tiles">{inner}</div>'
 
 
 def _played(finding: Finding) -> int:
@@ -367,89 +361,37 @@ def _played(finding: Finding) -> int:
     return 0
 
 
-def _violation(result: SuiteResult, finding: Finding) -> str:
+def _violation(result: SuiteResult, finding: Finding) -> dict[str, object]:
     assert isinstance(finding.verdict, PropertyViolated)
-    lines = "\n".join(escape_html(line) for line in program_lines(finding.verdict))
-    return card_section(
-        f"{'Expected violation' if finding.expectation else 'Violated'}: {finding.verdict.clause}",
-        f'<p class="seen">{escape_html(finding.verdict.what)}</p>'
-        f'<p class="soft">{escape_html(finding.property_name)}, '
-        f"on {escape_html(finding.executor)}; the smallest program found, of "
-        f"{finding.verdict.cases} played:</p><pre>{lines}</pre>"
-        f"<details><summary>as a Python file that runs by itself</summary><pre>"
-        f"{escape_html(program_source(result, finding))}</pre></details>",
-    )
+    word = "Expected violation" if finding.expectation else "Violated"
+    return {
+        "title": f"{word}: {finding.verdict.clause}",
+        "what": finding.verdict.what,
+        "where": f"{finding.property_name}, on {finding.executor}",
+        "cases": finding.verdict.cases,
+        "program": "\n".join(program_lines(finding.verdict)),
+        "source": program_source(result, finding),
+    }
 
 
-def _levels(result: SuiteResult) -> str:
-    rows = "".join(
-        f"<tr><td>{finding.level.value}</td>"
-        f'<td class="{LEVEL_CLASSES[finding.status]}">{finding.status.value}</td>'
-        f"<td>{escape_html(_describe_level(finding))}</td></tr>"
-        for finding in result.levels()
-    )
-    return _table(("level", "status", "clauses that say so"), rows)
-
-
-def _grid(result: SuiteResult) -> str:
-    findings = {finding.clause: finding for finding in result.clauses()}
-    most = max(clause_sort_key(clause)[1] for clause in TITLES)
-    head = "".join(f"<th>{number}</th>" for number in range(1, most + 1))
-    rows = "".join(
-        f"<tr><th>{letter}</th>"
-        + "".join(_html_cell(f"{letter}{number}", findings) for number in range(1, most + 1))
-        + "</tr>"
-        for letter in CLAUSE_LETTERS
-    )
-    legend = "; ".join(f"{sign} {status}" for status, sign in STATUS_SIGNS.items())
-    return (
-        f'<table class="grid"><tr><th></th>{head}</tr>{rows}</table>'
-        f'<p class="soft">{legend}; \u00b7 not in this run</p>'
-    )
-
-
-def _html_cell(clause: str, findings: Mapping[str, ClauseFinding]) -> str:
+def _html_cell(clause: str, findings: Mapping[str, ClauseFinding]) -> dict[str, str | None] | None:
+    """A cell of the grid: sign, class, title, and where it links to, if anywhere."""
     if clause not in TITLES:
-        return "<td></td>"
-    title = escape_html(f"{clause}: {TITLES[clause]}")
+        return None
+    title = f"{clause}: {TITLES[clause]}"
     if clause not in findings:
-        return f'<td class="absent" title="{title}">\u00b7</td>'
+        return {"sign": NOT_RUN_SIGN, "css": "absent", "title": title, "link": None}
     status = findings[clause].status
-    link = f'<a href="#{clause}">{STATUS_SIGNS[status]}</a>'
-    return f'<td class="{_class(status)}" title="{title}">{link}</td>'
-
-
-def _clauses(result: SuiteResult) -> str:
-    rows = "".join(
-        f'<tr id="{finding.clause}"><td class="num">{finding.clause}</td>'
-        f'<td class="{_class(finding.status)}">{finding.status.value}</td>'
-        f"<td>{escape_html(TITLES.get(finding.clause, ''))}</td>"
-        f"<td>{escape_html(describe_clause(finding))}</td></tr>"
-        for finding in result.clauses()
-    )
-    return _table(("clause", "status", "what it says", "on what ground"), rows)
-
-
-def _properties(result: SuiteResult) -> str:
-    rows = "".join(
-        f"<tr><td>{escape_html(finding.property_name)}</td>"
-        f"<td>{escape_html(', '.join(finding.clauses))}</td>"
-        f"<td>{escape_html(finding.executor)}</td>"
-        f'<td class="{_class(finding.status)}">{finding.status.value}</td>'
-        f'<td class="num">{_ground(finding)}</td>'
-        f'<td class="num">{finding.seconds:.2f} s</td></tr>'
-        for finding in result.findings
-    )
-    return _table(("property", "clauses", "executor", "status", "on what ground", "took"), rows)
+    return {"sign": STATUS_SIGNS[status], "css": _class(status), "title": title, "link": clause}
 
 
 def _ground(finding: Finding) -> str:
     if isinstance(finding.verdict, PropertyUnsupported):
-        return escape_html(finding.verdict.capability)
+        return finding.verdict.capability
     if isinstance(finding.verdict, PropertyNotJudged):
-        return escape_html(finding.verdict.reason)
+        return finding.verdict.reason
     if isinstance(finding.verdict, PropertyReported):
-        return escape_html(finding.verdict.figure)
+        return finding.verdict.figure
     count = finding.verdict.cases
     return (
         f"{count} cases"
@@ -458,22 +400,10 @@ def _ground(finding: Finding) -> str:
     )
 
 
-def _about(about: Mapping[str, Any]) -> str:
-    return facts(_flat(about))
-
-
-def _flat(about: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for key, value in about.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value)
-        else:
-            yield key, str(value)
+def _marked(status: Status) -> tuple[str, str]:
+    """The word of a status, and the class that colours it."""
+    return status.value, _class(status)
 
 
 def _class(status: Status) -> str:
     return status.value.replace(" ", "-")
-
-
-def _table(columns: Iterable[str], rows: str) -> str:
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    return f'<table class="left"><tr>{head}</tr>{rows}</table>'

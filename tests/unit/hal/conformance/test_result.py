@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from helpers.harnesses.html_pages import assert_every_text_is_escaped
 
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.clauses import LEVELS, Level
@@ -169,6 +170,13 @@ def test_stacks_are_shown_line_by_line_and_cut() -> None:
     assert lines[place + 1] == "  frame 0"
     assert "  frame 20" not in lines
     assert "(11 more lines: --json FILE writes all of them)" in lines
+
+
+def test_conformance_page_escapes_every_text() -> None:
+    expected = Expectation(clause="K5", reason="r", shows=Shows.ALWAYS)
+    found = result([finding(RESULT, violated("K5"), K5), finding(FAILED, HELD)], (), [expected])
+    about = {"command": "equipoise conformance", "machine": {"processor": "p"}, "finished": "now"}
+    assert_every_text_is_escaped("equipoise.report.conformance", lambda: render_html(found, about))
 
 
 def test_expectation_covers_no_violation_of_other_property() -> None:

@@ -38,6 +38,7 @@ from equipoise.balancer.experts.runtime.events import (
 )
 from equipoise.balancer.observe.aggregator import EventAggregator
 from equipoise.balancer.observe.async_sink import AsyncEventSink
+from equipoise.balancer.observe.trace_buffer import slot_copies
 from equipoise.hal.errors import EngineError
 
 T = TypeVar("T")
@@ -153,6 +154,25 @@ def test_event_sink_phase_seconds_add_up_to_rebalance_duration(
                 entry.end - entry.begin
             )
             assert min(entry.record.phase_seconds.values()) >= 0
+
+
+def test_rebalance_copies_name_a_rank_that_held_the_expert(
+    observations: tuple[list[Story], list[list[Event]]],
+) -> None:
+    ended = [entry for entries in observations[1] for entry in of(entries, RebalanceEnded)]
+    assert any(entry.record.copies for entry in ended)
+    for entry in ended:
+        copies, size = slot_copies(entry), entry.shape.slots_per_rank
+        assert len(copies) == entry.record.copies
+        for copy in copies:
+            before, after = (
+                placement[copy.layer].reshape(-1, size) for placement in entry.placements
+            )
+            assert copy.expert in after[copy.to_rank]
+            assert copy.expert not in before[copy.to_rank]
+            # Without reads in the plan, weights come from the host's memory.
+            assert (copy.from_rank is None) == (not len(entry.reads[0]))
+            assert copy.from_rank is None or copy.expert in before[copy.from_rank]
 
 
 def test_event_sink_state_changes_are_legal_and_rebalances_ascend(
