@@ -36,7 +36,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 VERSION = PROJECT["version"]
 LIMIT = 900.0
 """Seconds for one command; the longest installs torch."""
-DATA = ("py.typed", "_native.pyi", "report/advice/hardware.yaml", "demo/text/ORIGINS.md")
+DATA = (
+    "py.typed", "_native.pyi", "report/advice/hardware.yaml", "report/templates/base.html",
+    "demo/text/ORIGINS.md",
+)  # fmt: skip
 LICENCES = ("licenses/nanobind.txt", "licenses/robin_map.txt")
 """Of what is compiled into the native core."""
 COMPILED_IN = re.compile(rb"(?<![\w.])/(?:tmp|home|root|Users|build)/[\w./-]+")
