@@ -136,7 +136,7 @@ def test_property_that_was_not_judged_fails_run_and_says_why() -> None:
     assert found.exit_code == 1
     text = render(found, ColourMode.PLAIN)
     assert "a stream stands still since x was played" in text
-    assert text.splitlines()[-1].startswith("NOT EVERYTHING COULD BE JUDGED: 1 expected, 1 not")
+    assert text.splitlines()[-1].startswith("NOT EVERYTHING COULD BE JUDGED: 1 expected, 2 not")
     assert found.to_json()["clauses"]["E8"]["reason"] == stuck.reason
     assert stuck.reason in render_html(found, {})
 
