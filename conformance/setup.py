@@ -22,10 +22,11 @@ WHOLE = (
 )
 """Packages that are taken whole, with what is below them, where they exist."""
 PARTS = {
-    "equipoise": ("__init__", "input_files", "machine"),
+    "equipoise": ("__init__", "input_files", "machine", "option"),
     "equipoise.backends": ("__init__",),
     "equipoise.cli": (
         "__init__",
+        "command",
         "option_checks",
         "conformance",
         "conformance_command",
@@ -33,9 +34,6 @@ PARTS = {
         "exit_code",
         "files",
         "import_errors",
-        "option",
-        "option_kinds",
-        "option_parser",
         "process",
     ),
     "equipoise.report": ("__init__", "conformance", "page", "svg", "terminal"),

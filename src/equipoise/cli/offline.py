@@ -5,11 +5,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from equipoise.cli.config import read_config
-from equipoise.cli.option import Option
-from equipoise.cli.option_checks import check_count, check_file
+from equipoise.cli.option_checks import check_file
 from equipoise.cli.process import print_stderr
 from equipoise.hal.errors import (
     FileWriteFailed,
@@ -18,21 +16,14 @@ from equipoise.hal.errors import (
     RankCountMissing,
     UsageError,
 )
+from equipoise.option import Argument
 
 if TYPE_CHECKING:
     from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics, IterationRange
 
 MAX_RANKS = 4096
 MAX_SLOTS = 65_536
-
-
-def request_values(arguments: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
-    """Command line over configuration file, as the fields of a request."""
-    file = read_config(arguments["config"], known) if "config" in arguments else {}
-    options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
-    values = file | options
-    values["progress"] = "hidden" if values.pop("quiet", False) else "shown"
-    return values
+STATISTICS = Argument("STATS", "recorded statistics: a file or a folder")
 
 
 @contextmanager
@@ -86,12 +77,6 @@ def load_placement(flag: str, path: Path, ranks: int | None) -> "ExpertPlacement
 
     with usage_errors(flag), naming_ranks_option():
         return read_placement(path, ranks=ranks)
-
-
-def check_ranks(ranks: int | None) -> None:
-    """Raises UsageError where there are ranks, and too few or too many."""
-    if ranks is not None:
-        check_count("--ranks", ranks, MAX_RANKS)
 
 
 def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path | None]) -> None:

@@ -1,17 +1,15 @@
 """`equipoise route-report`: its options, and the report of a request log."""
 
 import json
-from argparse import Namespace
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from equipoise.cli import kinds
+from equipoise.cli.command import Command, Settings
 from equipoise.cli.files import write_file
-from equipoise.cli.offline import check_outputs, print_written, request_values, usage_errors, warn
-from equipoise.cli.option import Option
+from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
 from equipoise.hal.errors import UsageError
+from equipoise.option import OUTPUT, Argument, Option
 
 ROUTE_REPORT = """\
 Say of the log of `equipoise route` which worker had which requests, when, and how
@@ -23,32 +21,22 @@ examples:
   equipoise route-report requests.jsonl --run 2
 
 exit code: 0 reported, 2 bad input, 3 something could not be written"""
-SUBJECT, OUTPUT = "what is reported", "output"
-
-OPTIONS = (
-    Option(key="run", kind=kinds.WHOLE, group=SUBJECT, metavar="N",
-           shown_default="the only one",
-           help="which run of the proxy, where it was started several times with this log; "
-           "1 is the first"),
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write the figures there"),
-    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write a page with pictures there"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
-           help="no names of written files, only the table"),
-)  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+SUBJECT = "what is reported"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouteReportRequest:
-    """What one `equipoise route-report` was asked for; `progress` is `shown` or `hidden`."""
+class RouteReportRequest(Settings):
+    """What one `equipoise route-report` was asked for."""
 
-    log: Path
-    run: int | None = None
-    json: Path | None = None
-    html: Path | None = None
-    progress: str = "shown"
+    # fmt: off
+    log: Annotated[Path, Argument("LOG", "the proxy's log")]
+    run: Annotated[int | None, Option(
+        "which run of the proxy, where it was started several times with this log; 1 is the first",
+        SUBJECT, default="the only one",
+    )] = None
+    json: Annotated[Path | None, Option("write the figures there", OUTPUT)] = None
+    html: Annotated[Path | None, Option("write a page with pictures there", OUTPUT)] = None
+    # fmt: on
 
 
 if TYPE_CHECKING:
@@ -57,7 +45,7 @@ if TYPE_CHECKING:
     from equipoise.serve.request_log import RequestRecord
 
 
-def route_report(arguments: Namespace, command: str) -> int:
+def route_report(request: RouteReportRequest, command: str) -> int:
     """Read a log, write the figures and the page, print the table; returns 0.
 
     Raises UsageError before anything is written.
@@ -66,7 +54,6 @@ def route_report(arguments: Namespace, command: str) -> int:
     from equipoise.report.proxy_log.table import render
     from equipoise.report.terminal import stdout_colour_mode
 
-    request = request_of(vars(arguments))
     check_outputs({"LOG": request.log}, {"--json": request.json, "--html": request.html})
     log = load_log(request.log, request.run)
     figures = proxy_log_figures(log)
@@ -76,11 +63,6 @@ def route_report(arguments: Namespace, command: str) -> int:
     finally:
         print(render(figures, str(request.log), stdout_colour_mode()), flush=True)
     return 0
-
-
-def request_of(arguments: Mapping[str, Any]) -> RouteReportRequest:
-    """What the command line asks for, its configuration file included."""
-    return RouteReportRequest(**request_values(arguments, BY_KEY))
 
 
 def load_log(path: Path, run: int | None) -> "ProxyLog":
@@ -153,3 +135,8 @@ def _write(
         except PlotsMissing as missing:
             warn(f"no page: {missing}")
     print_written(request.progress, lines)
+
+
+COMMAND = Command(
+    RouteReportRequest, route_report, description=ROUTE_REPORT, examples=ROUTE_REPORT_EXAMPLES
+)

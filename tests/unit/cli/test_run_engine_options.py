@@ -9,10 +9,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli.run_options import BY_KEY, MOVES, PLANS, resolve_run_request
+from equipoise.cli.run_options import BY_KEY, resolve_run_request
 from equipoise.cli.validation import check_engine
 from equipoise.demo.settings import (
     LAYERS,
+    MOVES,
+    PLANS,
     SLOT_BYTES,
     CommitMode,
     RoutingRule,
