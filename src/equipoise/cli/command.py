@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -124,7 +125,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_HelpFormatter,
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
             **settings,
@@ -168,20 +169,51 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(self._unknown(unknown[0].partition("=")[0]))
         return options, unknown
 
+    def refuse_unknown(self, words: Iterable[str]) -> None:
+        """Raises UsageError for an option that there is not."""
+        for word in words:
+            flag = word.partition("=")[0]
+            if flag.startswith("-") and flag not in self._option_string_actions:
+                raise UsageError(self._unknown(flag))
+
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
         mistyped = CHOICE.match(message)
         if mistyped is None:
-            raise UsageError(message.removeprefix("argument "))
+            raise UsageError(self._words(message))
         names = re.findall(r"[\w-]+", mistyped[2])
         hint = suggestion(mistyped[1], names) or f"; known: {', '.join(names)}"
         raise UsageError(f"unknown command {mistyped[1]!r}{hint}")
 
+    def _words(self, message: str) -> str:
+        """What argparse says, in words of this program."""
+        place, _, problem = message.removeprefix("argument ").partition(": ")
+        if place == "the following arguments are required":
+            return f"{problem} is missing: see {self.prog} --help"
+        if problem.startswith("ignored explicit argument "):
+            return f"{place} takes no value, got {problem.removeprefix('ignored explicit argument ')}"
+        if problem in ("expected one argument", "expected at least one argument"):
+            return f"{place} needs a value: see {self.prog} --help"
+        return f"{place}: {problem}" if problem else place
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # Not argparse's, which hides that an output is full.
+        print(message, end="", file=file or sys.stdout)
+
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
             return f"unexpected argument {word!r}: see {self.prog} --help"
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        return f"unknown option {word}" + (suggestion(word, flags) or f": see {self.prog} --help")
+        hint = suggestion(word, self._option_string_actions) or f": see {self.prog} --help"
+        return f"unknown option {word}{hint}"
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """As wide as the terminal, but for examples, which can be pasted."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return text
+        return super()._fill_text(text, width, indent)
 
 
 class _HelpAll(argparse.Action):

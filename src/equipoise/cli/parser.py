@@ -79,7 +79,9 @@ def build_parser(loaded: Iterable[str] = COMMANDS) -> Parser:
 def read_request(words: Iterable[str]) -> tuple[Command | None, Any]:
     """The command that is asked for, with its settings; None without one. Raises UsageError."""
     words = list(words)
-    options = vars(build_parser(words[:1]).parse_args(words))
+    parser = build_parser(words[:1])
+    parser.refuse_unknown(words[:1])  # before what follows it is taken for a command
+    options = vars(parser.parse_args(words))
     name = next((name for name in COMMANDS if name.split()[0] == options["command"]), None)
     if name is None:
         return None, options.get("shell")

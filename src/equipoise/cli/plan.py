@@ -131,7 +131,8 @@ class PlanRequest(Settings):
         least=0, most=PLANNER_LIMITS["headroom"], rare=True,
     )] = 0
     node_cost: Annotated[float, Option(
-        "what a copy from another node costs incremental, in copies within one", SPARING, rare=True
+        "what a copy from another node costs incremental, in copies within one", SPARING,
+        least=1, most=1000, rare=True,
     )] = 1.0
     out: Annotated[Path, Option(
         "write the placement there", OUTPUT, short="-o", required="where to write the placement"
