@@ -134,6 +134,7 @@ class Option:
         default: the default in words, where the field's does not say it.
         required: why it has to be given; empty where it need not be.
         least, most: range of a number; with `above`, `least` itself is not in it.
+        needs: another option without which it says nothing, by key, and why.
         rare: shown by `--help-all` only.
         key: name of the field; the flag has hyphens for its underscores.
         value: default of the field.
@@ -150,6 +151,7 @@ class Option:
     least: float | None = None
     most: float | None = None
     above: bool = False
+    needs: tuple[str, str] | None = None
     rare: bool = False
     key: str = ""
     value: Any = None
@@ -157,7 +159,7 @@ class Option:
     @property
     def name(self) -> str:
         """The flag."""
-        return "--" + self.key.replace("_", "-")
+        return flag_of(self.key)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -188,6 +190,15 @@ class Option:
             return "on" if self.value else "off"
         return self.kind.show(self.value)
 
+    def check_needs(self, values: Mapping[str, object]) -> None:
+        """Raises UsageError where it was set, and the option that it needs was not."""
+        value = values[self.key]
+        if self.needs is None or (not value and value == self.value):
+            return  # a 0 where 0 is the default asks for nothing
+        other, why = self.needs
+        if not values.get(other):
+            raise UsageError(f"{self.name} needs {flag_of(other)}: {why}")
+
     def check(self, value: object) -> None:
         """Raises UsageError unless a number, or each of several, is in the range."""
         for one in value if isinstance(value, tuple) else (value,):
@@ -196,6 +207,11 @@ class Option:
             low = one <= self.least if self.above else one < self.least
             if low or (self.most is not None and one > self.most):
                 raise UsageError(f"{self.name} must be {self.range}, got {_number(one)}")
+
+
+def flag_of(key: str) -> str:
+    """The flag of an option."""
+    return "--" + key.replace("_", "-")
 
 
 @dataclass(frozen=True)

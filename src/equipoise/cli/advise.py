@@ -61,34 +61,28 @@ class AdviseRequest(HardwareRequest, TraceRequest):
     # fmt: off
     statistics: Annotated[Path, STATISTICS]
     ranks: Annotated[int | None, Option(
-        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, default="those of --installed"
-    )] = None
+        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, default="those of --installed")] = None
     slots: Annotated[int | None, Option(
         "slots per layer over all ranks, a multiple of them", SHAPE, least=1, most=MAX_SLOTS,
-        default="those of --installed, or as many as are advised",
-    )] = None
+        default="those of --installed, or as many as are advised")] = None
     installed: Annotated[Path | None, Option(
         "placement that runs now, in any format", SHAPE,
-        default="experts in their order, one replica each",
-    )] = None
+        default="experts in their order, one replica each")] = None
     target: Annotated[float, Option(
         "imbalance, max/mean - 1 of the ranks, that is good enough", SHAPE, least=0, most=1000
     )] = 0.02
     step_rows: Annotated[int | None, Option(
         "rows of a layer in a step, over all ranks: tokens times experts of a token", SHAPE,
-        least=1, most=MAX_ROWS, default="those of a window",
-    )] = None
+        least=1, most=MAX_ROWS, default="those of a window")] = None
     itl: Annotated[float | None, Option(
-        "inter-token latency to keep, in ms: also how long a step is; needs --hardware", MACHINE,
-        least=0, above=True, most=MAX_STEP, metavar="MS",
-    )] = None
+        "inter-token latency to keep, in ms: also how long a step is", MACHINE,
+        needs=("hardware", "without it nothing is known of time"),
+        least=0, above=True, most=MAX_STEP, metavar="MS")] = None
     moe_share: Annotated[float | None, Option(
         "part of --itl that the experts of all layers may take", MACHINE,
-        least=0, above=True, most=1, default="0.5",
-    )] = None
+        needs=("itl", "it is a part of that"), least=0, above=True, most=1, default="0.5")] = None
     json: Annotated[Path | None, Option(
-        "write the figures there, with the source of each of the hardware's", OUTPUT
-    )] = None
+        "write the figures there, with the source of each of the hardware's", OUTPUT)] = None
     # fmt: on
 
 
@@ -120,10 +114,6 @@ def _validate(request: AdviseRequest) -> None:
     if request.ranks is None and request.installed is None:
         raise UsageError("--ranks is needed: there is no --installed to read it from")
     check_hardware(request)
-    if request.itl is not None and request.hardware is None:
-        raise UsageError("--itl needs --hardware: without it nothing is known of time")
-    if request.moe_share is not None and request.itl is None:
-        raise UsageError("--moe-share needs --itl, of which it is a part")
     inputs = {"STATS": request.statistics}
     if request.installed is not None:
         inputs["--installed"] = request.installed

@@ -42,27 +42,21 @@ class BenchRequest(Settings):
 
     # fmt: off
     url: Annotated[str, Option(
-        "of the server, or of the proxy", WHERE, metavar="URL", required="which server to ask"
-    )]
+        "of the server, or of the proxy", WHERE, metavar="URL", required="which server to ask")]
     model: Annotated[str | None, Option(
-        "model to ask for", WHERE, default="the first that the server has"
-    )] = None
+        "model to ask for", WHERE, default="the first that the server has")] = None
     endpoint: Annotated[Literal["chat", "completions"], Option(
-        "which of the API's two ways to ask", WHERE
-    )] = "chat"
+        "which of the API's two ways to ask", WHERE)] = "chat"
     api_key_file: Annotated[Path | None, Option("key to send", WHERE)] = None
     timeout: Annotated[float, Option(
         "longest that a request may take", WHERE, kind=SECONDS,
-        least=0, above=True, most=MAX_TIMEOUT,
-    )] = 600.0
+        least=0, above=True, most=MAX_TIMEOUT)] = 600.0
     requests: Annotated[int, Option(
-        "how many to send; at most as many as --trace has", WHAT, least=1, most=MAX_REQUESTS
-    )] = 200
+        "how many to send; at most as many as --trace has", WHAT, least=1, most=MAX_REQUESTS)] = 200
     workload: Annotated[str, Option(
         "lengths of prompts and outputs: "
         + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items()), WHAT,
-        kind=choice(tuple(WORKLOADS)),
-    )] = "sharegpt"
+        kind=choice(tuple(WORKLOADS)))] = "sharegpt"
     trace: Annotated[Path | None, Option(
         f"take lengths, and times where it has some, from a trace ({', '.join(FORMATS)})", WHAT
     )] = None
@@ -71,22 +65,18 @@ class BenchRequest(Settings):
     )] = None
     output_tokens: Annotated[int | None, Option(
         "ask for so many tokens each time", WHAT,
-        least=1, most=MAX_TOKENS, default="as --workload draws",
-    )] = None
+        least=1, most=MAX_TOKENS, default="as --workload draws")] = None
     stop_early: Annotated[bool, Option(
         "let answers end where the model ends them; else servers are sent ignore_eos", WHAT
     )] = False
     seed: Annotated[int, Option(
-        "what lengths, words and arrivals are drawn from", WHAT, least=0
-    )] = 0
+        "what lengths, words and arrivals are drawn from", WHAT, least=0)] = 0
     rate: Annotated[float | None, Option(
         "requests per second: arrivals are Poisson, or the trace's own times, scaled", WHEN,
-        least=0, above=True, most=MAX_RATE, metavar="R",
-    )] = None
+        least=0, above=True, most=MAX_RATE, metavar="R")] = None
     concurrency: Annotated[int | None, Option(
         "requests under way at any time: a closed loop", WHEN, least=1, most=MAX_CONCURRENCY,
-        default="8, where there is no --rate and no trace with times",
-    )] = None
+        default="8, where there is no --rate and no trace with times")] = None
     json: Annotated[Path | None, Option("write the figures there", OUTPUT)] = None
     # fmt: on
 

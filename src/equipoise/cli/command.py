@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
 
 from equipoise.hal.errors import UsageError
-from equipoise.option import OUTPUT, PATH, SWITCH, Kind, Option, arguments_of, options_of
+from equipoise.option import OUTPUT, PATH, SWITCH, Kind, Option, arguments_of, flag_of, options_of
 
 CHOICE = re.compile(r"argument (?:COMMAND|SUBJECT): invalid choice: '(.*?)' \(choose from (.*)\)")
 MAX_SHOWN = 100_000
@@ -99,12 +99,14 @@ class Command:
 
     def request(self, line: Mapping[str, Any], file: Mapping[str, Any]) -> Any:
         """The same, of values by key. Raises UsageError, for each that is out of range too."""
-        options = self.options
-        for key, value in {**file, **line}.items():
-            if key in options:
-                options[key].check(value)
+        options, values = self.options, {**file, **line}
+        given = [option for key, option in options.items() if key in values]
+        for option in given:
+            option.check(values[option.key])
+        for option in given:
+            option.check_needs(values)
         for option in options.values():
-            if option.required and option.key not in {**file, **line}:
+            if option.required and option.key not in values:
                 raise UsageError(f"{option.flags[0]} is needed: {option.required}")
         return self._request_of(line, file)
 
@@ -191,7 +193,9 @@ class Parser(argparse.ArgumentParser):
         if place == "the following arguments are required":
             return f"{problem} is missing: see {self.prog} --help"
         if problem.startswith("ignored explicit argument "):
-            return f"{place} takes no value, got {problem.removeprefix('ignored explicit argument ')}"
+            return (
+                f"{place} takes no value, got {problem.removeprefix('ignored explicit argument ')}"
+            )
         if problem in ("expected one argument", "expected at least one argument"):
             return f"{place} needs a value: see {self.prog} --help"
         return f"{place}: {problem}" if problem else place
@@ -235,7 +239,8 @@ def _add_option(group: Any, option: Option) -> argparse.Action:
     note = option.shown_default if option.required else f"default: {option.shown_default}"
     if option.most is not None and option.most <= MAX_SHOWN:
         note = f"{option.range}; {note}"
-    text = f"{option.help} ({note})".replace("%", "%%")
+    needs = f"; needs {flag_of(option.needs[0])}" if option.needs else ""
+    text = f"{option.help}{needs} ({note})".replace("%", "%%")
     if option.kind is SWITCH:
         action = group.add_argument(option.name, dest=option.key, action="store_true", help=text)
     else:

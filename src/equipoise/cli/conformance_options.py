@@ -46,44 +46,35 @@ class ConformanceRequest(Settings):
     backend: Annotated[str, Option(
         "accelerator under test: a name that `equipoise doctor` lists, PACKAGE:OBJECT, or "
         "accelerator:NAME for what torch drives by that name", SUBJECT,
-        default="cpu (host without native code); with --communicator it is not judged",
-    )] = "cpu"
+        default="cpu (host without native code); with --communicator it is not judged")] = "cpu"
     communicator: Annotated[str | None, Option(
         "communicator under test, by name or as PACKAGE:OBJECT", SUBJECT,
-        default="the one that goes with the backend",
-    )] = None
+        default="the one that goes with the backend")] = None
     expert_parallel: Annotated[str | None, Option(
         "judge this expert-parallel library, by name or as PACKAGE:OBJECT, and nothing of the "
-        "backend and the communicator that it runs on", SUBJECT,
-    )] = None
+        "backend and the communicator that it runs on", SUBJECT)] = None
     ranks: Annotated[int, Option(
         "most processes to test the communicator on; smaller groups are tested too", SUBJECT,
-        least=1, most=MAX_RANKS,
-    )] = 4
+        least=1, most=MAX_RANKS)] = 4
     schedule_from: Annotated[str | None, Option(
         "a callable that is given the schedule bytes of each case before it is played, for a "
         "device whose schedule can be chosen; plays on one device in this process only", SUBJECT,
-        metavar="PACKAGE:OBJECT", rare=True,
-    )] = None
+        metavar="PACKAGE:OBJECT", rare=True)] = None
     profile: Annotated[Profile, Option("minutes, or hours", EFFORT)] = Profile.CI
     only: Annotated[tuple[str, ...], Option(
         f"only these properties: {', '.join(FAMILIES)}", EFFORT,
         kind=replace(several(choice(FAMILIES), f"a family ({', '.join(FAMILIES)})"),
                      metavar="FAMILY"),
-        default="all families",
-    )] = FAMILIES
+        default="all families")] = FAMILIES
     level: Annotated[tuple[Level, ...], Option(
         f"only what these levels need: {', '.join(Level)}", EFFORT,
         kind=replace(several(choice(Level), f"a level ({', '.join(Level)})"), metavar="LEVEL"),
-        default="all levels",
-    )] = tuple(Level)
+        default="all levels")] = tuple(Level)
     seed: Annotated[int, Option(
-        "what the draws start from: the same seed draws the same programs", EFFORT, least=0
-    )] = 0
+        "what the draws start from: the same seed draws the same programs", EFFORT, least=0)] = 0
     cases: Annotated[int | None, Option(
         "how many cases of each property to play", EFFORT, least=1, most=MAX_CASES,
-        default="as the profile says",
-    )] = None
+        default="as the profile says")] = None
     xfail: Annotated[Path | None, Option(
         "violations that are known, as TOML: they do not fail the run, their absence does", EFFORT
     )] = None

@@ -43,12 +43,10 @@ class ConvertRequest(Settings):
     format: Annotated[str | None, Option(
         f"format of OUT; statistics: {', '.join(STATISTICS_FORMAT_NAMES)}; placements: "
         f"{', '.join(PLACEMENT_FORMAT_NAMES)}", FILES,
-        default="as the suffix says, none is a folder",
-    )] = None
+        default="as the suffix says, none is a folder")] = None
     ranks: Annotated[int | None, Option(
         "IN is a placement for so many ranks: needed where it does not say it", FILES,
-        least=1, most=MAX_RANKS, default="as IN says",
-    )] = None
+        least=1, most=MAX_RANKS, default="as IN says")] = None
     # fmt: on
 
 

@@ -31,52 +31,44 @@ class HardwareRequest(Settings):
     # fmt: off
     expert_bytes: Annotated[int | None, Option(
         "weights of one expert in one layer, such as 24MiB", MODEL,
-        kind=BYTES, default="unknown",
-    )] = None
+        kind=BYTES, default="unknown")] = None
     hidden: Annotated[int | None, Option(
         "width of the model; with --intermediate it says what an expert weighs", MODEL,
-        least=1, most=MAX_WIDTH, default="unknown",
-    )] = None
+        least=1, most=MAX_WIDTH, default="unknown")] = None
     intermediate: Annotated[int | None, Option(
         "width within an expert, which is three matrices of both widths", MODEL,
-        least=1, most=MAX_WIDTH, default="unknown",
-    )] = None
+        least=1, most=MAX_WIDTH, default="unknown")] = None
     precision: Annotated[Literal["bf16", "fp8", "fp4"] | None, Option(
-        "of the weights, and of the products", MODEL, default=DEFAULT_PRECISION
-    )] = None
+        "of the weights, and of the products", MODEL, default=DEFAULT_PRECISION)] = None
     hardware: Annotated[str | None, Option(
         "what a rank is: a name of the table that ships, or YAML or JSON with the same keys; "
-        "needs what an expert weighs", MACHINE, metavar="NAME|FILE", default="unknown",
-    )] = None
+        "needs what an expert weighs", MACHINE, metavar="NAME|FILE", default="unknown")] = None
     link: Annotated[Literal["node", "network", "host"] | None, Option(
         "what weights come over: within a node, between nodes, or from the host's memory",
-        MACHINE, default=DEFAULT_LINK,
+        MACHINE, needs=("hardware", "without it nothing is known of links"), default=DEFAULT_LINK,
     )] = None
     itl: Annotated[float | None, Option(
         "a step without a balancer, in ms, as measured", MACHINE,
-        least=0, above=True, most=MAX_STEP, metavar="MS", default="unknown",
-    )] = None
+        least=0, above=True, most=MAX_STEP, metavar="MS", default="unknown")] = None
     dead_zone: Annotated[tuple[tuple[float, float], ...] | None, Option(
         "step times measured at three or more max/mean of the ranks: up to which imbalance they "
         "stay the same is found from them", MACHINE, kind=kinds.POINTS,
-        default="published measurements", rare=True,
-    )] = None
+        default="published measurements", rare=True)] = None
     kv_bytes_per_token: Annotated[int | None, Option(
         "KV cache of a token on one rank, all layers; needs what an expert weighs", MEMORY,
-        kind=BYTES, default="unknown",
-    )] = None
+        kind=BYTES, default="unknown")] = None
     memory: Annotated[int | None, Option(
         "of a rank, for KV cache and expert weights together: the KV cache memory that the engine "
         "prints at its start, and the expert weights that a rank holds then", MEMORY,
-        kind=BYTES, default="--memory-share of the hardware's",
-    )] = None
+        kind=BYTES, needs=("kv_bytes_per_token", "it is for KV cache and weights together"),
+        default="--memory-share of the hardware's")] = None
     memory_share: Annotated[float | None, Option(
         "part of a device's memory that experts, and KV cache where it is known, may take", MEMORY,
-        least=0, above=True, most=1, default=f"{DEFAULT_MEMORY_SHARE}",
+        needs=("hardware", "without it nothing is known of memory"), least=0, above=True, most=1, default=f"{DEFAULT_MEMORY_SHARE}",
     )] = None
     kv_usage: Annotated[float | None, Option(
         "part of the KV cache in use at most, as the engine's metrics say; 1: requests wait for "
-        "it", MEMORY, least=0, above=True, most=1, default="1.0",
+        "it", MEMORY, needs=("kv_bytes_per_token", "it is a part of the KV cache"), least=0, above=True, most=1, default="1.0",
     )] = None
     # fmt: on
 
@@ -84,10 +76,6 @@ class HardwareRequest(Settings):
 def check_hardware(request: HardwareRequest) -> None:
     """Raises UsageError for options that say nothing without another."""
     _check_expert(request)
-    if request.link is not None and request.hardware is None:
-        raise UsageError("--link needs --hardware: without it nothing is known of links")
-    if request.memory_share is not None and request.hardware is None:
-        raise UsageError("--memory-share needs --hardware: without it nothing is known of memory")
     _check_kv_cache(request)
 
 
@@ -104,9 +92,6 @@ def _check_expert(request: HardwareRequest) -> None:
 
 def _check_kv_cache(request: HardwareRequest) -> None:
     if request.kv_bytes_per_token is None:
-        for flag, value in (("--memory", request.memory), ("--kv-usage", request.kv_usage)):
-            if value is not None:
-                raise UsageError(f"{flag} needs --kv-bytes-per-token")
         return
     if request.hidden is None and request.expert_bytes is None:
         raise UsageError(

@@ -29,7 +29,6 @@ from equipoise.cli.route import (
     check_distinct,
     check_given_once,
     check_reports,
-    check_tls_files,
     policy_server_address,
     settings_of,
 )
@@ -75,27 +74,23 @@ class PickerRequest(FrontEndRequest):
     workers: Annotated[tuple[object, ...], Option(
         "endpoints, http://IP:PORT each; in a file also objects with url, name, slots, kv_tokens "
         "and headers, as of `equipoise route`", WORKERS, kind=kinds.WORKERS,
-        default="one of these three is required",
-    )] = ()
+        default="one of these three is required")] = ()
     endpoints_file: Annotated[Path | None, Option(
-        "YAML with `workers:`, which is read again when it changes", WORKERS
-    )] = None
+        "YAML with `workers:`, which is read again when it changes", WORKERS)] = None
     endpoints_name: Annotated[str | None, Option(
         "a name in DNS, whose addresses are the endpoints, such as a headless service", WORKERS
     )] = None
     endpoints_ports: Annotated[str | None, Option(
         "ports of each address of --endpoints-name, one for each data-parallel rank", WORKERS,
-        metavar="PORT,...", default="8000",
-    )] = None
+        needs=("endpoints_name", "the others have ports of their own"),
+        metavar="PORT,...", default="8000")] = None
     tokens: Annotated[TokenSource | None, Option(
         "where tokens of answers are known from: chunks that Envoy sends, a counter of the "
         "worker's metrics, or none", WORKERS,
-        default="metrics with --metrics generated=NAME, else chunks",
-    )] = None
+        default="metrics with --metrics generated=NAME, else chunks")] = None
     sheddable: Annotated[str | None, Option(
         "objectives (x-gateway-inference-objective) whose requests are refused where they would "
-        "have to wait (429)", WORKERS, metavar="NAME,...",
-    )] = None
+        "have to wait (429)", WORKERS, metavar="NAME,...")] = None
     port: Annotated[int, Option(
         "gRPC port for Envoy; 0 picks a free one", WHERE, least=0, most=MAX_PORT, metavar="PORT"
     )] = _PORTS.grpc
@@ -104,23 +99,18 @@ class PickerRequest(FrontEndRequest):
     )] = _PORTS.health
     metrics_port: Annotated[int, Option(
         "port for /metrics, /ready, /health and /endpoints", WHERE,
-        least=0, most=MAX_PORT, metavar="PORT",
-    )] = _PORTS.http
+        least=0, most=MAX_PORT, metavar="PORT")] = _PORTS.http
     max_body: Annotated[int, Option(
         "longest body of a request (413), which fits a message of gRPC", LIMITS, kind=BYTES,
-        least=LEAST_BYTES, most=MAX_BODY, rare=True,
-    )] = _LIMITS.body
+        least=LEAST_BYTES, most=MAX_BODY, rare=True)] = _LIMITS.body
     max_concurrency: Annotated[int, Option(
-        "requests at once (429)", LIMITS, least=1, most=MAX_COUNT
-    )] = _LIMITS.concurrency
+        "requests at once (429)", LIMITS, least=1, most=MAX_COUNT)] = _LIMITS.concurrency
     fallbacks: Annotated[int, Option(
         "endpoints that an answer names after the first, for Envoy's retries", LIMITS,
-        least=0, most=MAX_FALLBACKS,
-    )] = _LIMITS.fallbacks
+        least=0, most=MAX_FALLBACKS)] = _LIMITS.fallbacks
     drain_timeout: Annotated[float, Option(
         "for requests under way, of an endpoint that left the list, and of the picker after a "
-        "signal to end", WAITS, kind=SECONDS, least=0, most=MAX_SECONDS,
-    )] = _TIMEOUTS.drain
+        "signal to end", WAITS, kind=SECONDS, least=0, most=MAX_SECONDS)] = _TIMEOUTS.drain
     # fmt: on
 
 
@@ -194,8 +184,6 @@ def endpoint_source(request: PickerRequest) -> EndpointSource:
         raise UsageError(
             f"one of --workers, --endpoints-file, --endpoints-name is needed, got {names}"
         )
-    if request.endpoints_ports is not None and request.endpoints_name is None:
-        raise UsageError("--endpoints-ports needs --endpoints-name")
     slots, kv_tokens = request.slots, request.kv_tokens
     if request.workers:
         return StaticEndpoints(workers=endpoints_of(request.workers, slots, kv_tokens))
@@ -297,7 +285,6 @@ def _port_list(text: str) -> tuple[int, ...]:
 
 
 def _ports(request: PickerRequest) -> PickerPorts:
-    check_tls_files(request.tls_cert, request.tls_key)
     return PickerPorts(
         host=request.host,
         certificate=request.tls_cert,

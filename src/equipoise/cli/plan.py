@@ -61,86 +61,67 @@ class PlanRequest(Settings):
     # fmt: off
     statistics: Annotated[Path, STATISTICS]
     ranks: Annotated[int | None, Option(
-        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, default="those of --installed"
-    )] = None
+        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, default="those of --installed")] = None
     slots: Annotated[int | None, Option(
         "slots per layer over all ranks, a multiple of them", SHAPE,
-        least=1, most=MAX_SLOTS, default="those of --installed",
-    )] = None
+        least=1, most=MAX_SLOTS, default="those of --installed")] = None
     nodes: Annotated[int, Option(
-        "machines, of as many ranks each", SHAPE, least=1, most=MAX_RANKS
-    )] = 1
+        "machines, of as many ranks each", SHAPE, least=1, most=MAX_RANKS)] = 1
     policy: Annotated[Literal["greedy", "connected", "incremental"], Option(
         "greedy: the public rule; connected: so that shares can level any batch; "
-        "incremental: from what is installed, moving as little as can be", AIM,
-    )] = "incremental"
+        "incremental: from what is installed, moving as little as can be", AIM)] = "incremental"
     objective: Annotated[Literal["tokens", "active_experts"], Option(
         "what is to be equal on all ranks: rows, or experts that have any in a batch, as "
         "decoding waits for where memory bounds it; windows of the statistics are batches then",
-        AIM,
-    )] = "tokens"
+        AIM)] = "tokens"
     capacities: Annotated[tuple[float, ...] | Path | None, Option(
         "how much each rank can take, in any unit, one number for each; greedy places as if they "
-        "were equal", AIM, kind=kinds.NUMBERS, default="equal ones",
-    )] = None
+        "were equal", AIM, kind=kinds.NUMBERS, default="equal ones")] = None
     split: Annotated[Literal["shares", "even"], Option(
         "how an expert's rows are divided among its replicas: by shares that level the ranks, or "
-        "even for engines that know no shares", AIM,
-    )] = "shares"
+        "even for engines that know no shares", AIM)] = "shares"
     survive: Annotated[int, Option(
         "what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node", AIM,
-        least=0, most=2, metavar="0|1|2",
-    )] = 0
+        least=0, most=2, metavar="0|1|2")] = 0
     sigma: Annotated[float | None, Option(
         "a rank counts with its mean load and so many standard deviations of it over the windows, "
         "so that experts that are busy together are kept apart; 0: with the sum alone, as greedy "
         "always does", AIM, least=0, most=PLANNER_LIMITS["sigma"], metavar="Z",
         default=f"{DEFAULT_SIGMA:g} for tokens where STATS have {MIN_SIGMA_WINDOWS} or more "
-        "windows, else 0",
-    )] = None
+        "windows, else 0")] = None
     threads: Annotated[int, Option(
         "over layers; the plan is the same with any number", AIM,
-        least=1, most=MAX_THREADS, rare=True,
-    )] = 1
+        least=1, most=MAX_THREADS, rare=True)] = 1
     installed: Annotated[Path | None, Option(
-        "placement that runs now, in any format", SPARING
-    )] = None
+        "placement that runs now, in any format", SPARING)] = None
     max_copies: Annotated[int | None, Option(
-        "copies that may move, over all layers; needs --installed", SPARING,
-        least=0, default="no limit",
-    )] = None
+        "copies that may move, over all layers", SPARING,
+        needs=("installed", "without it every copy is new"), least=0, default="no limit")] = None
     byte_budget: Annotated[int | None, Option(
-        "weights that may move, over all layers and ranks, such as 1.5GiB; needs --installed and "
-        "--expert-bytes", SPARING, kind=BYTES, default="no limit",
+        "weights that may move, over all layers and ranks, such as 1.5GiB, of what is installed", SPARING,
+        kind=BYTES, needs=("expert_bytes", "how many copies it pays for"), default="no limit",
     )] = None
     expert_bytes: Annotated[int | None, Option(
         "weights of one expert in one layer, such as 44M", SPARING,
-        kind=BYTES, default="unknown",
-    )] = None
+        kind=BYTES, default="unknown")] = None
     target: Annotated[float, Option(
         "imbalance, max/mean - 1 of the ranks, that incremental is content with", SPARING,
-        least=0, most=PLANNER_LIMITS["target"], rare=True,
-    )] = 0.02
+        least=0, most=PLANNER_LIMITS["target"], rare=True)] = 0.02
     slack: Annotated[float, Option(
         "room that incremental keeps on each rank for shares, as part of the mean", SPARING,
-        least=0, most=PLANNER_LIMITS["slack"], rare=True,
-    )] = 0.1
+        least=0, most=PLANNER_LIMITS["slack"], rare=True)] = 0.1
     headroom: Annotated[int, Option(
         "swaps of two experts in each layer that incremental changes, so that shares have room to "
         "level single batches; equipoise run and the engines use 8", SPARING,
-        least=0, most=PLANNER_LIMITS["headroom"], rare=True,
-    )] = 0
+        least=0, most=PLANNER_LIMITS["headroom"], rare=True)] = 0
     node_cost: Annotated[float, Option(
         "what a copy from another node costs incremental, in copies within one", SPARING,
-        least=1, most=1000, rare=True,
-    )] = 1.0
+        least=1, most=1000, rare=True)] = 1.0
     out: Annotated[Path, Option(
-        "write the placement there", OUTPUT, short="-o", required="where to write the placement"
-    )]
+        "write the placement there", OUTPUT, short="-o", required="where to write the placement")]
     format: Annotated[str | None, Option(
         f"format of the placement: {', '.join(PLACEMENT_FORMAT_NAMES)}", OUTPUT,
-        default="as the suffix says, .json is equipoise",
-    )] = None
+        default="as the suffix says, .json is equipoise")] = None
     json: Annotated[Path | None, Option("write the figures there", OUTPUT)] = None
     # fmt: on
 
@@ -190,14 +171,10 @@ def validate(request: PlanRequest) -> None:
             f"--survive 2 needs --nodes {LEAST_NODES} or more, got {request.nodes}: "
             "on one node all copies are lost with it"
         )
-    if request.byte_budget is not None and request.expert_bytes is None:
-        raise UsageError("--byte-budget needs --expert-bytes: how many copies it pays for")
     if request.installed is None:
         for flag in ("ranks", "slots"):
             if getattr(request, flag) is None:
                 raise UsageError(f"--{flag} is needed: there is no --installed to read it from")
-        if request.max_copies is not None:
-            raise UsageError("--max-copies needs --installed: without it every copy is new")
         if request.byte_budget is not None:
             raise UsageError("--byte-budget needs --installed: without it every copy is new")
     _check_files(request)

@@ -36,8 +36,7 @@ class PolicyServerRequest(PolicyRequest):
     )] = 9004
     metrics_port: Annotated[int, Option(
         "port for /metrics, /ready, /health and /workers", WHERE,
-        least=0, most=MAX_PORT, metavar="PORT",
-    )] = 9005
+        least=0, most=MAX_PORT, metavar="PORT")] = 9005
     # fmt: on
 
 

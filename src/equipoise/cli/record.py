@@ -70,21 +70,17 @@ class RecordRequest(Settings):
     # fmt: off
     range: Annotated[IterationRange | None, Option(
         "only these steps; STOP itself is not one of them", SUBJECT, kind=kinds.RANGE,
-        default="every step",
-    )] = None
+        default="every step")] = None
     run: Annotated[Path | None, Option(
         "what `equipoise run` has left there (its --out), instead of serving: the sum of all ranks",
-        SUBJECT, metavar="DIR",
-    )] = None
+        SUBJECT, metavar="DIR")] = None
     out: Annotated[Path, Option(
         "write the recording there: a new or empty folder, or a file", OUTPUT,
-        short="-o", metavar="DIR|FILE", required="where to write the statistics",
-    )]
+        short="-o", metavar="DIR|FILE", required="where to write the statistics")]
     format: Annotated[str | None, Option(
         f"format of the statistics: {', '.join(STATISTICS_FORMAT_NAMES)}; or the experts of every "
         f"token, by request: {', '.join(ROUTED_FORMAT_NAMES)}", OUTPUT,
-        default=f"as the suffix says, a folder is {FOLDER_FORMAT_NAME}",
-    )] = None
+        default=f"as the suffix says, a folder is {FOLDER_FORMAT_NAME}")] = None
     # fmt: on
     explicit_options: frozenset[str] = frozenset()
 

@@ -67,15 +67,12 @@ class ReplayRequest(HardwareRequest, TraceRequest):
     trace: Annotated[Path, Argument("TRACE", "recorded routing, by token or by step: a file or a "
                                     "folder")]
     ranks: Annotated[int, Option(
-        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, required="how many ranks serve"
-    )]
+        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, required="how many ranks serve")]
     slots: Annotated[tuple[int, ...], Option(
         "slots per layer over all ranks, multiples of them; each is replayed", SHAPE,
-        kind=kinds.WHOLES, least=1, most=MAX_SLOTS, default="one redundant slot on each rank",
-    )] = ()
+        kind=kinds.WHOLES, least=1, most=MAX_SLOTS, default="one redundant slot on each rank")] = ()
     nodes: Annotated[int, Option(
-        "machines, of as many ranks each", SHAPE, least=1, most=MAX_RANKS
-    )] = 1
+        "machines, of as many ranks each", SHAPE, least=1, most=MAX_RANKS)] = 1
     engine: Annotated[tuple[str, ...], Option(
         f"whose balancers: {', '.join(ENGINES)}", SHAPE, kind=ENGINE_NAMES, default="all"
     )] = ENGINES
@@ -84,12 +81,10 @@ class ReplayRequest(HardwareRequest, TraceRequest):
     )] = None
     window_size: Annotated[int | None, Option(
         "steps of load that a plan is made from", CADENCE,
-        least=1, most=MAX_WINDOW, metavar="STEPS", default="each one's own",
-    )] = None
+        least=1, most=MAX_WINDOW, metavar="STEPS", default="each one's own")] = None
     step_interval: Annotated[int | None, Option(
         "steps from one plan to the next", CADENCE,
-        least=1, most=MAX_WINDOW, metavar="STEPS", default="each one's own",
-    )] = None
+        least=1, most=MAX_WINDOW, metavar="STEPS", default="each one's own")] = None
     json: Annotated[Path | None, Option("write the figures there, step by step", OUTPUT)] = None
     html: Annotated[Path | None, Option("write a page with pictures there", OUTPUT)] = None
     # fmt: on

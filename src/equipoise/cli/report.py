@@ -42,16 +42,13 @@ class ReportRequest(Settings):
     # fmt: off
     statistics: Annotated[Path, STATISTICS]
     placement: Annotated[Path | None, Option(
-        "placement, in any format, to serve the same rows with", SUBJECT
-    )] = None
+        "placement, in any format, to serve the same rows with", SUBJECT)] = None
     ranks: Annotated[int | None, Option(
         "ranks that the experts are spread over", SUBJECT, least=1, most=MAX_RANKS,
-        default="those of --placement, or that recorded",
-    )] = None
+        default="those of --placement, or that recorded")] = None
     range: Annotated[IterationRange | None, Option(
         "only these iterations; STOP itself is not one of them", SUBJECT, kind=kinds.RANGE,
-        default="all that were recorded",
-    )] = None
+        default="all that were recorded")] = None
     json: Annotated[Path | None, Option("write the figures of every layer there", OUTPUT)] = None
     html: Annotated[Path | None, Option("write a page with heat maps there", OUTPUT)] = None
     # fmt: on

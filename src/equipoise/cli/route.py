@@ -67,8 +67,7 @@ class PolicyRequest:
     )] = "fit"
     policy_options: Annotated[tuple[tuple[str, object], ...], Option(
         "how the policy is set, such as window=32 or lockstep=false; a mapping in a file", WORKERS,
-        kind=kinds.SETTINGS, default="as the policy is published",
-    )] = ()
+        kind=kinds.SETTINGS, default="as the policy is published")] = ()
     host: Annotated[str, Option("address to listen on", WHERE, metavar="ADDRESS")] = _ACCESS.host
     # fmt: on
 
@@ -80,39 +79,32 @@ class FrontEndRequest(PolicyRequest):
     # fmt: off
     policy_server: Annotated[str | None, Option(
         "an `equipoise policy-server` that decides for several of these; --policy is for the time "
-        "while it is away", WORKERS, metavar="HOST:PORT",
-    )] = None
+        "while it is away", WORKERS, metavar="HOST:PORT")] = None
     slots: Annotated[int, Option(
-        "requests that a worker has at once, where its entry does not say", WORKERS
-    )] = 256
+        "requests that a worker has at once, where its entry does not say", WORKERS)] = 256
     kv_tokens: Annotated[int | None, Option(
         "tokens in a worker's KV cache, where its entry does not say", WORKERS,
-        metavar="TOKENS", default="no limit",
-    )] = None
+        metavar="TOKENS", default="no limit")] = None
     metrics: Annotated[tuple[tuple[str, object], ...], Option(
         "names of the Prometheus metrics by which workers report load, for policies that need to "
         "know: waiting=NAME running=NAME, kv_usage=NAME or tokens=NAME, rank_label=LABEL, "
         "interval=SECONDS, timeout=SECONDS, path=/metrics; for `equipoise picker` also "
         "generated=NAME, a counter of generated tokens, by which --tokens metrics counts", WORKERS,
-        kind=kinds.SETTINGS, default="workers are not asked",
-    )] = ()
+        kind=kinds.SETTINGS, default="workers are not asked")] = ()
     tls_cert: Annotated[Path | None, Option("certificates, as PEM", WHERE, default="no TLS")] = None
     tls_key: Annotated[Path | None, Option(
-        "private key, as PEM", WHERE, default="in --tls-cert"
-    )] = None
+        "private key, as PEM", WHERE, default="in --tls-cert",
+        needs=("tls_cert", "a key alone certifies nothing"))] = None
     max_body: Annotated[int, Option(
         "longest body of a request (413)", LIMITS, kind=BYTES, least=LEAST_BYTES, rare=True
     )] = _LIMITS.body
     max_buffered: Annotated[int, Option(
-        "bodies of all requests together (429)", LIMITS, kind=BYTES, rare=True
-    )] = _LIMITS.buffered
+        "bodies of all requests together (429)", LIMITS, kind=BYTES, rare=True)] = _LIMITS.buffered
     max_queued: Annotated[int, Option(
-        "requests that wait for a worker (429)", LIMITS, least=0, most=MAX_COUNT
-    )] = _LIMITS.queued
+        "requests that wait for a worker (429)", LIMITS, least=0, most=MAX_COUNT)] = _LIMITS.queued
     queue_timeout: Annotated[float, _wait("for a worker with a free slot (503)")] = _TIMEOUTS.queue
     health_interval: Annotated[float, _health_wait(
-        "from one GET /health to the next; a tenth of it while in doubt"
-    )] = _HEALTH.interval
+        "from one GET /health to the next; a tenth of it while in doubt")] = _HEALTH.interval
     health_timeout: Annotated[float, _health_wait("for its answer")] = _HEALTH.timeout
     draining_after: Annotated[int, _health_count(
         "questions without a good answer, after which a worker gets no more requests"
@@ -121,8 +113,7 @@ class FrontEndRequest(PolicyRequest):
         "questions without any answer, after which what a worker had is given up"
     )] = _HEALTH.lost_after
     serving_after: Annotated[int, _health_count(
-        "good answers in a row, after which a worker gets requests again"
-    )] = _HEALTH.serving_after
+        "good answers in a row, after which a worker gets requests again")] = _HEALTH.serving_after
     # fmt: on
 
 
@@ -134,25 +125,20 @@ class RouteRequest(FrontEndRequest):
     workers: Annotated[tuple[object, ...], Option(
         "servers to bind requests to; in a file also objects with url, name, slots, kv_tokens and "
         "headers, so that several workers may be ranks of one server", WORKERS,
-        kind=kinds.WORKERS, required="--workers URL ..., or `workers:` in --config",
-    )]
+        kind=kinds.WORKERS, required="--workers URL ..., or `workers:` in --config")]
     worker_key_file: Annotated[Path | None, Option(
-        "API key that workers are sent", WORKERS, default="the client's own is passed on"
-    )] = None
+        "API key that workers are sent", WORKERS, default="the client's own is passed on")] = None
     client_rank: Annotated[ClientRank, Option(
         "whether a client may choose a worker, by X-data-parallel-rank or by data_parallel_rank in "
-        "its body", WORKERS,
-    )] = ClientRank.FORBID
+        "its body", WORKERS)] = ClientRank.FORBID
     port: Annotated[int, Option(
         "port to listen on; 0 picks a free one", WHERE, least=0, most=MAX_PORT, metavar="PORT"
     )] = _ACCESS.port
     api_key_file: Annotated[Path | None, Option(
-        "keys that admit a client, one a line", WHERE
-    )] = None
+        "keys that admit a client, one a line", WHERE)] = None
     allowed_origins: Annotated[tuple[str, ...], Option(
         "origins of web pages that browsers let use the API; * for all, none for none", WHERE,
-        kind=kinds.ORIGINS,
-    )] = _ACCESS.allowed_origins
+        kind=kinds.ORIGINS)] = _ACCESS.allowed_origins
     max_header: Annotated[int, Option(
         "longest head of a request (431)", LIMITS, kind=BYTES, least=LEAST_BYTES, rare=True
     )] = _LIMITS.header
@@ -160,47 +146,36 @@ class RouteRequest(FrontEndRequest):
         "longest answer that is not streamed (502)", LIMITS, kind=BYTES, rare=True
     )] = _LIMITS.answer
     max_concurrency: Annotated[int, Option(
-        "requests at once (429)", LIMITS, least=1, most=MAX_COUNT
-    )] = _LIMITS.concurrency
+        "requests at once (429)", LIMITS, least=1, most=MAX_COUNT)] = _LIMITS.concurrency
     max_connections: Annotated[int, Option(
-        "connections of clients", LIMITS, least=1, most=MAX_COUNT, rare=True
-    )] = _LIMITS.connections
+        "connections of clients", LIMITS, least=1, most=MAX_COUNT, rare=True)] = _LIMITS.connections
     attempts: Annotated[int, Option(
         "times that a request is sent to a worker", LIMITS, least=1, most=MAX_COUNT
     )] = _LIMITS.attempts
     connect_timeout: Annotated[float, _wait(
-        "for a worker to take a connection (another worker)", rare=True
-    )] = _TIMEOUTS.connect
+        "for a worker to take a connection (another worker)", rare=True)] = _TIMEOUTS.connect
     first_token_timeout: Annotated[float, _wait(
-        "for the first token of a stream (504)"
-    )] = _TIMEOUTS.first_token
+        "for the first token of a stream (504)")] = _TIMEOUTS.first_token
     token_timeout: Annotated[float, _wait(
         "from one token of a stream to the next (an error event), and for the client to take it"
     )] = _TIMEOUTS.token
     total_timeout: Annotated[float, _wait("for a request altogether (504)")] = _TIMEOUTS.total
     header_timeout: Annotated[float, _wait(
-        "for the head of a request (408)", rare=True
-    )] = _TIMEOUTS.header
+        "for the head of a request (408)", rare=True)] = _TIMEOUTS.header
     body_timeout: Annotated[float, _wait(
-        "for the body of a request (408)", rare=True
-    )] = _TIMEOUTS.body
+        "for the body of a request (408)", rare=True)] = _TIMEOUTS.body
     idle_timeout: Annotated[float, _wait(
-        "for the next request of a connection", rare=True
-    )] = _TIMEOUTS.idle
+        "for the next request of a connection", rare=True)] = _TIMEOUTS.idle
     drain_timeout: Annotated[float, _pause(
-        "for requests in the proxy, after a signal to end"
-    )] = _TIMEOUTS.drain
+        "for requests in the proxy, after a signal to end")] = _TIMEOUTS.drain
     heartbeat_interval: Annotated[float, _pause(
         "after which a stream to which nothing was sent gets a comment; with the first one goes "
-        "status 200, and errors are events from then on; 0: none", rare=True
-    )] = _TIMEOUTS.heartbeat
+        "status 200, and errors are events from then on; 0: none", rare=True)] = _TIMEOUTS.heartbeat
     log: Annotated[Path | None, Option(
-        "append what became of each request there, as JSON lines", WATCHING
-    )] = None
+        "append what became of each request there, as JSON lines", WATCHING)] = None
     wandb: Annotated[str | None, Option(
         "send charts to this project at Weights & Biases; needs the extra wandb", WATCHING,
-        metavar="PROJECT",
-    )] = None
+        metavar="PROJECT")] = None
     # fmt: on
 
 
@@ -227,7 +202,6 @@ def route(request: RouteRequest, command: str) -> int:
 def route_settings(request: RouteRequest) -> RouteSettings:
     """Raises UsageError naming the option, what it was and what it may be."""
     check_given_once(request)
-    check_tls_files(request.tls_cert, request.tls_key)
     workers = worker_settings(request.workers, request.slots, request.kv_tokens)
     reports = report_settings(dict(request.metrics), workers)
     if reports is not None and reports.generated is not None:
@@ -304,12 +278,6 @@ def check_bodies(body: int, buffered: int) -> None:
     """Raises UsageError where one body of the longest could never be kept."""
     if buffered < body:
         raise UsageError(f"--max-buffered must be at least --max-body ({body}), got {buffered}")
-
-
-def check_tls_files(certificate: Path | None, private_key: Path | None) -> None:
-    """Raises UsageError for a key without a certificate."""
-    if private_key is not None and certificate is None:
-        raise UsageError("--tls-key needs --tls-cert")
 
 
 def check_reports(policy: str, reports: ReportSettings | None) -> None:

@@ -32,8 +32,7 @@ class RouteReportRequest(Settings):
     log: Annotated[Path, Argument("LOG", "the proxy's log")]
     run: Annotated[int | None, Option(
         "which run of the proxy, where it was started several times with this log; 1 is the first",
-        SUBJECT, default="the only one",
-    )] = None
+        SUBJECT, default="the only one")] = None
     json: Annotated[Path | None, Option("write the figures there", OUTPUT)] = None
     html: Annotated[Path | None, Option("write a page with pictures there", OUTPUT)] = None
     # fmt: on

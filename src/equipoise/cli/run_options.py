@@ -57,14 +57,11 @@ class RunRequest(Settings):
     settings: RunSettings
     # fmt: off
     trace: Annotated[Path | None, Option(
-        "write there what every rank did when, for Perfetto or Chrome, as JSON", WATCHING
-    )] = None
+        "write there what every rank did when, for Perfetto or Chrome, as JSON", WATCHING)] = None
     json: Annotated[Path, Option(
-        "write the figures there instead", OUTPUT, default="DIR/summary.json"
-    )]
+        "write the figures there instead", OUTPUT, default="DIR/summary.json")]
     html: Annotated[Path, Option(
-        "write the report there instead", OUTPUT, default="DIR/report.html"
-    )]
+        "write the report there instead", OUTPUT, default="DIR/report.html")]
     # fmt: on
     explicit_options: frozenset[str] = frozenset()
 

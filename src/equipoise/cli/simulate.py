@@ -98,158 +98,126 @@ class SimulateRequest(Settings):
 
     # fmt: off
     trace: Annotated[Path | None, Option(
-        "requests of a published trace, gzip or not; this, or --workload", WORKLOAD
-    )] = None
+        "requests of a published trace, gzip or not; this, or --workload", WORKLOAD)] = None
     format: Annotated[str | None, Option(
-        "of --trace", WORKLOAD, kind=choice(tuple(FORMATS)), default="from how the file begins"
-    )] = None
+        "of the file", WORKLOAD, kind=choice(tuple(FORMATS)), default="from how the file begins",
+        needs=("trace", "a workload has none"))] = None
     workload: Annotated[str | None, Option(
         "requests that are drawn: "
         + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items()), WORKLOAD,
-        kind=choice(tuple(WORKLOADS)),
-    )] = None
+        kind=choice(tuple(WORKLOADS)))] = None
     requests: Annotated[int | None, Option(
         "how many of them, from the trace's first row on", WORKLOAD, least=1, most=MAX_REQUESTS,
-        default="all of a trace, 40 a slot of a workload",
-    )] = None
+        default="all of a trace, 40 a slot of a workload")] = None
     prompt_limit: Annotated[int | None, Option(
         "leave out requests with a longer prompt", WORKLOAD,
-        least=1, most=MAX_TOKENS, metavar="TOKENS",
-    )] = None
+        least=1, most=MAX_TOKENS, metavar="TOKENS")] = None
     sampling: Annotated[Literal["bootstrap", "shuffled", "recorded"] | None, Option(
         "what seeds of a trace differ in: requests drawn with replacement, the order, or neither",
-        WORKLOAD, default="bootstrap; with --cached-blocks shuffled, or recorded with times that "
-        "are drawn",
-    )] = None
+        WORKLOAD, needs=("trace", "a workload is drawn anew by each seed"),
+        default="bootstrap; with --cached-blocks shuffled, or recorded with times that "
+        "are drawn")] = None
     seeds: Annotated[int, Option(
         "runs of each policy; with one there are no intervals", WORKLOAD, least=1, most=MAX_SEEDS
     )] = 5
     seed: Annotated[int, Option(
-        "the first of them; the others follow", WORKLOAD, least=0, most=2**32
-    )] = 0
+        "the first of them; the others follow", WORKLOAD, least=0, most=2**32)] = 0
     workers: Annotated[int, Option(
-        "data-parallel workers, in lockstep", CLUSTER, least=1, most=MAX_WORKERS
-    )] = 8
+        "data-parallel workers, in lockstep", CLUSTER, least=1, most=MAX_WORKERS)] = 8
     slots_per_worker: Annotated[int | tuple[int, ...], Option(
         "requests that each serves at once, or a number for each worker", CLUSTER, kind=SLOTS,
-        least=1, most=MAX_SLOTS,
-    )] = 32
+        least=1, most=MAX_SLOTS)] = 32
     kv_tokens: Annotated[int | None, Option(
         "what the KV cache of each holds; a request that never fits fails", CLUSTER,
-        least=1, most=MAX_TOKENS, metavar="TOKENS", default="no bound",
-    )] = None
+        least=1, most=MAX_TOKENS, metavar="TOKENS", default="no bound")] = None
     prefill_chunk: Annotated[int | None, Option(
         "prompt tokens that each computes in a step, besides decoding", CLUSTER,
-        least=1, most=MAX_TOKENS, metavar="TOKENS", default="none: prompts come computed",
-    )] = None
+        least=1, most=MAX_TOKENS, metavar="TOKENS", default="none: prompts come computed")] = None
     prefill_alignment: Annotated[tuple[str, int] | None, Option(
         "what the engine does to compute prompts of several workers in the same steps: sglang "
         "(prefill delayer, 30 steps at most), vllm (schedule interval, 8 steps) or trtllm "
-        "(attention DP balance, 50 at most); needs --prefill-chunk", CLUSTER, kind=ALIGNMENT,
-        rare=True,
-    )] = None
+        "(attention DP balance, 50 at most)", CLUSTER, kind=ALIGNMENT,
+        needs=("prefill_chunk", "prompts come computed"),
+        rare=True)] = None
     cached_blocks: Annotated[int, Option(
-        "blocks of prompts that each keeps for later ones; needs --prefill-chunk and a trace with "
-        "hashes", CLUSTER, least=0, most=MAX_TOKENS,
-    )] = 0
+        "blocks of prompts that each keeps for later ones, by the hashes of a trace", CLUSTER,
+        needs=("prefill_chunk", "prompts come computed"), least=0, most=MAX_TOKENS)] = 0
     draft_tokens: Annotated[int | None, Option(
         "tokens drafted a step, for speculative decoding", CLUSTER, least=1, most=MAX_DRAFTS,
-        rare=True,
-    )] = None
+        rare=True)] = None
     acceptance: Annotated[float | None, Option(
-        "chance that a draft is accepted if those before it were; needs --draft-tokens", CLUSTER,
-        least=0, most=1, default="0.7", rare=True,
-    )] = None
+        "chance that a draft is accepted if those before it were", CLUSTER,
+        needs=("draft_tokens", "nothing is drafted"),
+        least=0, most=1, default="0.7", rare=True)] = None
     step_model: Annotated[str, Option(
         "; ".join(f"{name}: {about}" for name, about in STEP_MODELS.items()), STEP,
-        kind=choice(tuple(STEP_MODELS)),
-    )] = "share"
+        kind=choice(tuple(STEP_MODELS)))] = "share"
     fixed_share: Annotated[float | None, Option(
         "part of a step at full load that does not depend on it, with share; below 1", STEP,
-        least=0, most=1, default="0.5",
-    )] = None
+        least=0, most=1, default="0.5")] = None
     seconds_per_token: Annotated[float | None, Option(
         "that reading one token of the KV cache takes; bfio has its own", STEP,
-        least=0, above=True, most=1, metavar="S", default="1e-7",
-    )] = None
+        least=0, above=True, most=1, metavar="S", default="1e-7")] = None
     prompt_weight: Annotated[float, Option(
-        "what computing a prompt token takes, in tokens read; fit counts with it too; needs "
-        "--prefill-chunk", STEP, least=0, most=1e9,
-    )] = 0.0
+        "what computing a prompt token takes, in tokens read; fit counts with it too", STEP,
+        needs=("prefill_chunk", "prompts come computed"), least=0, most=1e9)] = 0.0
     noise: Annotated[float, Option(
         "of a lognormal factor on each worker's work in each step", STEP,
-        least=0, most=10, metavar="SIGMA",
-    )] = 0.0
+        least=0, most=10, metavar="SIGMA")] = 0.0
     policies: Annotated[tuple[str, ...], Option(
         "routers to compare; page Simulation says what each does", ROUTING, kind=POLICY_NAMES,
-        default="all",
-    )] = ("all",)
+        default="all")] = ("all",)
     load: Annotated[str | float | None, Option(
         "requests always wait, or they come at this part of the capacity", ROUTING, kind=LOAD,
         least=LEAST_LOAD, most=MAX_LOAD,
-        default="saturated, or with --arrivals trace the trace's own",
-    )] = None
+        default="saturated, or with --arrivals trace the trace's own")] = None
     arrivals: Annotated[Literal["poisson", "trace"] | None, Option(
         "how they come at a load: at random, or at the trace's times, stretched", ROUTING,
-        default="poisson",
-    )] = None
+        default="poisson")] = None
     when_full: Annotated[Literal["queue", "hold"], Option(
         "what policies that push do while every worker is full: as published, queue at a worker, "
-        "or hold the request back", ROUTING,
-    )] = "queue"
+        "or hold the request back", ROUTING)] = "queue"
     front_ends: Annotated[int, Option(
         "processes that route; each sees its own requests only", ROUTING,
-        least=1, most=MAX_FRONT_ENDS,
-    )] = 1
+        least=1, most=MAX_FRONT_ENDS)] = 1
     report_interval: Annotated[float | None, Option(
         "how old reports of workers get; 0: never old", ROUTING,
-        least=0, most=1e9, metavar="MS", default="as each policy was published", rare=True,
-    )] = None
+        least=0, most=1e9, metavar="MS", default="as each policy was published", rare=True)] = None
     token_delay: Annotated[float, Option(
         "how late front ends learn of tokens and ends; 0: after every step", ROUTING,
-        least=0, most=1e9, metavar="MS", rare=True,
-    )] = 0.0
+        least=0, most=1e9, metavar="MS", rare=True)] = 0.0
     queue_timeout: Annotated[float | None, Option(
         "after which a request that waits is given up", ROUTING,
-        least=0, above=True, most=1e9, metavar="SECONDS", default="no end",
-    )] = None
+        least=0, above=True, most=1e9, metavar="SECONDS", default="no end")] = None
     window: Annotated[int | None, Option(
         "fit: waiting requests that it chooses from", ROUTING,
-        least=1, most=MAX_WINDOW, default="the policy's", rare=True,
-    )] = None
+        least=1, most=MAX_WINDOW, default="the policy's", rare=True)] = None
     wait_bonus: Annotated[float | None, Option(
         "fit: what having waited for a step is worth, in mean sizes of the requests that wait; "
-        "more is fairer", ROUTING, least=0, most=1e12, default="the policy's", rare=True,
-    )] = None
+        "more is fairer", ROUTING, least=0, most=1e12, default="the policy's", rare=True)] = None
     slack: Annotated[float | None, Option(
         "fit: how far above the mean load a worker still takes requests, in standard deviations "
-        "of the loads", ROUTING, least=0, most=1e6, default="the policy's", rare=True,
-    )] = None
+        "of the loads", ROUTING, least=0, most=1e6, default="the policy's", rare=True)] = None
     overshoot: Annotated[float | None, Option(
         "fit: what a token above the level costs, in tokens below it and times the workers",
-        ROUTING, least=0, most=1e6, default="the policy's", rare=True,
-    )] = None
+        ROUTING, least=0, most=1e6, default="the policy's", rare=True)] = None
     prefill_wait: Annotated[float | None, Option(
-        "fit, with --prompt-weight: requests wait for each other, so that prompts are computed "
+        "fit: requests wait for each other, so that prompts are computed "
         "together, until X times what one costs alone is lost; 0: never", ROUTING,
-        least=0, most=1e6, default="the policy's", rare=True,
-    )] = None
+        needs=("prompt_weight", "prompts are free without it"),
+        least=0, most=1e6, default="the policy's", rare=True)] = None
     sweep: Annotated[Literal["load", "workers"] | None, Option(
-        "the same again at several loads, or on several numbers of workers", SWEEP
-    )] = None
+        "the same again at several loads, or on several numbers of workers", SWEEP)] = None
     points: Annotated[tuple[float, ...] | None, Option(
-        "of the sweep", SWEEP, kind=kinds.REALS,
-        default="loads 0.5,0.6,...,1.2; workers 4,8,16,32",
-    )] = None
+        "of the sweep", SWEEP, kind=kinds.REALS, needs=("sweep", "what is swept"),
+        default="loads 0.5,0.6,...,1.2; workers 4,8,16,32")] = None
     out: Annotated[Path, Option(
         "folder of summary.json and report.html", OUTPUT, metavar="DIR"
     )] = Path("equipoise-simulate")
     json: Annotated[Path | None, Option(
-        "write the figures there instead", OUTPUT, default="DIR/summary.json"
-    )] = None
+        "write the figures there instead", OUTPUT, default="DIR/summary.json")] = None
     html: Annotated[Path | None, Option(
-        "write the report there instead", OUTPUT, default="DIR/report.html"
-    )] = None
+        "write the report there instead", OUTPUT, default="DIR/report.html")] = None
     # fmt: on
 
     @property

@@ -113,14 +113,6 @@ def _check_step(request: SimulateRequest) -> None:
 
 def _check_company(request: SimulateRequest) -> None:
     """Options that say nothing without others."""
-    if request.acceptance is not None and request.draft_tokens is None:
-        raise UsageError("--acceptance needs --draft-tokens: nothing is drafted")
-    if request.prompt_weight and request.prefill_chunk is None:
-        raise UsageError("--prompt-weight needs --prefill-chunk: prompts come computed")
-    if request.trace is None and request.format is not None:
-        raise UsageError("--format needs --trace: a workload has none")
-    if request.trace is None and request.sampling is not None:
-        raise UsageError("--sampling needs --trace: a workload is drawn anew by each seed")
     if FIT not in select_policies(request.policies):
         for key in FIT_OPTIONS:
             if getattr(request, key) is not None:
@@ -128,15 +120,9 @@ def _check_company(request: SimulateRequest) -> None:
                 raise UsageError(
                     f"{option} has no effect without fit among --policies: it is fit's"
                 )
-    if request.prefill_wait is not None and not request.prompt_weight:
-        raise UsageError("--prefill-wait needs --prompt-weight: prompts are free without it")
 
 
 def _check_cache(request: SimulateRequest) -> None:
-    if request.prefill_alignment is not None and request.prefill_chunk is None:
-        raise UsageError("--prefill-alignment needs --prefill-chunk: prompts come computed")
-    if request.cached_blocks and request.prefill_chunk is None:
-        raise UsageError("--cached-blocks needs --prefill-chunk: prompts come computed")
     if request.cached_blocks and request.trace is None:
         raise UsageError(
             "--cached-blocks needs a trace with hashes of prompts: workloads have none"
@@ -159,8 +145,6 @@ def _check_load(request: SimulateRequest) -> None:
 def _check_points(request: SimulateRequest) -> None:
     if request.points is None:
         return
-    if request.sweep is None:
-        raise UsageError("--points needs --sweep: what is swept")
     if len(request.points) > MAX_POINTS:
         raise UsageError(
             f"--points must be at most {MAX_POINTS} numbers, got {len(request.points)}"

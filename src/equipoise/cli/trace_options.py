@@ -28,23 +28,18 @@ class TraceRequest(Settings):
         "format of the file, as the page Formats names it", TRACE, default="as the file looks"
     )] = None
     experts: Annotated[int | None, Option(
-        "experts per layer", TRACE, default="as the file says, else its largest id + 1"
-    )] = None
+        "experts per layer", TRACE, default="as the file says, else its largest id + 1")] = None
     layers: Annotated[int | None, Option(
         "layers of the model, dense ones too: SGLang's responses do not say it", TRACE,
-        default="as the file says",
-    )] = None
+        default="as the file says")] = None
     top_k: Annotated[int | None, Option(
-        "experts of a token, likewise", TRACE, default="as the file says"
-    )] = None
+        "experts of a token, likewise", TRACE, default="as the file says")] = None
     step_tokens: Annotated[int | None, Option(
         "tokens of a step over all ranks, where the file holds requests", TRACE,
-        least=1, most=MAX_STEP_TOKENS, default=f"{DEFAULT_STEP_TOKENS}",
-    )] = None
+        least=1, most=MAX_STEP_TOKENS, default=f"{DEFAULT_STEP_TOKENS}")] = None
     phase: Annotated[Literal["prefill", "decode"] | None, Option(
         "how tokens of requests come together: the next tokens, or the next token of each of as "
-        "many requests", TRACE, default="prefill",
-    )] = None
+        "many requests", TRACE, default="prefill")] = None
     # fmt: on
 
 

@@ -75,13 +75,6 @@ def check_ineffective_options(request: RunRequest) -> None:
             "--headroom has no meaning without a variant that levels each batch: local, node or "
             "exact"
         )
-    if "metrics_address" in explicit and settings.metrics_port is None:
-        raise UsageError("--metrics-address has no meaning without --metrics-port: none are served")
-    if "log_balancedness_interval" in explicit and not settings.log_balancedness:
-        raise UsageError(
-            "--log-balancedness-interval has no meaning without --log-balancedness: "
-            "no line is written"
-        )
 
 
 def _served(settings: RunSettings) -> tuple[VariantName, ...]:

@@ -109,65 +109,51 @@ class RunSettings:
     # fmt: off
     ranks: Annotated[int, Option(
         "processes to serve on; each holds slots/N slots of every layer", RANKS,
-        least=1, most=MAX_RANKS,
-    )] = 4
+        least=1, most=MAX_RANKS)] = 4
     pipeline_ranks: Annotated[int, Option(
         "stages that the ranks are divided into, each with a part of the layers; activations go "
         "from stage to stage, and experts are shared within one", RANKS,
-        least=1, most=LAYERS, rare=True,
-    )] = 1
+        least=1, most=LAYERS, rare=True)] = 1
     micro_batches: Annotated[int, Option(
         "parts of a step's requests that are under way at once, where there are stages", RANKS,
-        least=1, most=MAX_MICRO_BATCHES, default="as many as there are stages", rare=True,
-    )] = 0
+        least=1, most=MAX_MICRO_BATCHES, default="as many as there are stages", rare=True)] = 0
     tensor_ranks: Annotated[int, Option(
         "ranks of a stage that serve the same requests: each sends a slice of the rows to experts, "
         "and hands a slice of them to the next stage", RANKS, least=1, most=MAX_RANKS, rare=True,
     )] = 1
     backend: Annotated[str, Option(
-        "accelerator to run on (`equipoise doctor` lists them)", RANKS
-    )] = "cpu"
+        "accelerator to run on (`equipoise doctor` lists them)", RANKS)] = "cpu"
     communicator: Annotated[str, Option(
-        "communicator between ranks", RANKS, default="the one that goes with the backend"
-    )] = ""
+        "communicator between ranks", RANKS, default="the one that goes with the backend")] = ""
     exchange: Annotated[ExchangeForm, Option(
         "how tokens come to their experts: portable, whose host reads the counts of every layer, "
         "or fixed, whose messages have one size and whose counts stay on the device", RANKS,
-        rare=True,
-    )] = ExchangeForm.PORTABLE
+        rare=True)] = ExchangeForm.PORTABLE
     deadline: Annotated[float, Option(
         "longest that anything waits for another rank", RANKS, kind=SECONDS,
-        least=SHORTEST_DEADLINE, most=MAX_DEADLINE,
-    )] = 20.0
+        least=SHORTEST_DEADLINE, most=MAX_DEADLINE)] = 20.0
     steps: Annotated[int, Option(
         "forwards to serve, divided evenly among the texts", TRAFFIC, least=1, most=MAX_STEPS
     )] = 120
     text: Annotated[tuple[Path, ...], Option(
         "UTF-8 files to serve, one phase of traffic each, in this order", TRAFFIC, kind=TEXTS,
-        default="shipped samples of Python, Chinese and tables",
-    )] = ()
-    seed: Annotated[int, Option(
-        "which prompts are cut from the texts", TRAFFIC, least=0
-    )] = 0
+        default="shipped samples of Python, Chinese and tables")] = ()
+    seed: Annotated[int, Option("which prompts are cut from the texts", TRAFFIC, least=0)] = 0
     balance: Annotated[Balance, Option(
         "whether experts move meanwhile; the counts are the same: they are of experts, not of "
-        "slots", BALANCING, kind=BALANCE,
-    )] = Balance.ON
+        "slots", BALANCING, kind=BALANCE)] = Balance.ON
     slots: Annotated[int, Option(
-        "slots per layer over all ranks", BALANCING, least=EXPERTS, most=MAX_SLOTS
-    )] = 40
+        "slots per layer over all ranks", BALANCING, least=EXPERTS, most=MAX_SLOTS)] = 40
     shares: Annotated[Shares, Option(
         "how an expert's rows are divided among its replicas: as planned, from the last load, or "
         "so that each batch is level: that of a rank, of the ranks of a node together, or of all "
-        "ranks", BALANCING,
-    )] = Shares.LOCAL
+        "ranks", BALANCING)] = Shares.LOCAL
     variants: Annotated[tuple[VariantName, ...], Option(
         "which rows of the table to serve, of unbalanced, static, lagged, local, node, exact, and "
         "placement with --placement; fewer take less time, and unbalanced alone serves without "
         "balancing. Without --shares the run is about the last of them in this order. Every one is "
         "compared with one process that serves alone", BALANCING, kind=VARIANTS,
-        default="all that the other options allow",
-    )] = ()
+        default="all that the other options allow")] = ()
     locality: Annotated[Locality, Option(
         "which replica is preferred where shares leave a choice: any, or those on the row's own "
         "rank, up to what they take; that goes with --shares exact", BALANCING, rare=True,
@@ -175,95 +161,75 @@ class RunSettings:
     routing_rule: Annotated[RoutingRule, Option(
         "who picks a replica: the shares, or another engine's rule to the bit, which divides "
         "evenly, so that only --shares static goes with it and is its default", BALANCING,
-        rare=True,
-    )] = RoutingRule.SHARES
+        rare=True)] = RoutingRule.SHARES
     placement: Annotated[Path | None, Option(
         "serve this placement with its shares, in any format, and move nothing; instead of "
-        "--shares", BALANCING,
-    )] = None
+        "--shares", BALANCING)] = None
     window_size: Annotated[int, Option(
         "steps of load that a plan is made from", BALANCING,
-        least=1, most=MAX_STEPS, metavar="STEPS",
-    )] = 4
+        least=1, most=MAX_STEPS, metavar="STEPS")] = 4
     step_interval: Annotated[int, Option(
-        "steps from one plan to the next", BALANCING, least=1, most=MAX_STEPS, metavar="STEPS"
-    )] = 8
+        "steps from one plan to the next", BALANCING, least=1, most=MAX_STEPS, metavar="STEPS")] = 8
     target: Annotated[float, Option(
         "imbalance, max/mean - 1 of the ranks, mean over layers, that is good enough", PLANS,
-        least=0, most=PLANNER_LIMITS["target"],
-    )] = 0.02
+        least=0, most=PLANNER_LIMITS["target"])] = 0.02
     slack: Annotated[float, Option(
         "room that is kept on each rank for shares, as part of the mean", PLANS,
-        least=0, most=PLANNER_LIMITS["slack"], rare=True,
-    )] = 0.1
+        least=0, most=PLANNER_LIMITS["slack"], rare=True)] = 0.1
     sigma: Annotated[float, Option(
         "plan for the load of the window and so many standard deviations more", PLANS,
-        least=0, most=PLANNER_LIMITS["sigma"], metavar="Z", rare=True,
-    )] = 0.0
+        least=0, most=PLANNER_LIMITS["sigma"], metavar="Z", rare=True)] = 0.0
     headroom: Annotated[int, Option(
         "swaps of two experts in each layer that changes, so that shares have room to level single "
         "batches; for the variants local, node and exact", PLANS,
-        least=0, most=PLANNER_LIMITS["headroom"], rare=True,
-    )] = 8
+        least=0, most=PLANNER_LIMITS["headroom"], rare=True)] = 8
     min_gain: Annotated[float, Option(
         "imbalance, max/mean - 1, that a layer must gain for any of its weights to move", PLANS,
-        least=0, most=MAX_MIN_GAIN, rare=True,
-    )] = 0.01
+        least=0, most=MAX_MIN_GAIN, rare=True)] = 0.01
     survive: Annotated[int, Option(
         "what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node; from 1 on "
         f"takes --slots {2 * EXPERTS}", PLANS,
-        least=0, most=PLANNER_LIMITS["survive"], metavar="0|1|2",
-    )] = 0
+        least=0, most=PLANNER_LIMITS["survive"], metavar="0|1|2")] = 0
     nodes: Annotated[int, Option(
         "machines that the ranks count as being on, evenly, neighbours together: copies come from "
-        "the same one where they can", PLANS, least=1, most=MAX_RANKS,
-    )] = 1
+        "the same one where they can", PLANS, least=1, most=MAX_RANKS)] = 1
     commit: Annotated[CommitMode, Option(
         "how weights come into slots: from peers, between two steps; or from the host's memory, a "
-        "few layers a step, each under a stream lock", MOVES,
-    )] = CommitMode.STAGED
+        "few layers a step, each under a stream lock", MOVES)] = CommitMode.STAGED
     staging_bytes: Annotated[int | None, Option(
         "staged: weights on their way into a rank at once, such as 2MiB, which is memory of the "
         "device; at least a slot. With less than a rank holds of a layer, what a layer needs may "
         "take several rebalances", MOVES, kind=BYTES, rare=True,
-        default="two layers of which every slot changes",
-    )] = None
+        default="two layers of which every slot changes")] = None
     slots_per_message: Annotated[int, Option(
         "staged: slots that travel in one message at most", MOVES,
-        least=1, most=MAX_PER_STEP, metavar="SLOTS", rare=True,
-    )] = 16
+        least=1, most=MAX_PER_STEP, metavar="SLOTS", rare=True)] = 16
     layer_updates_per_iter: Annotated[int, Option(
         "in_place: layers that are rewritten in one step", MOVES,
-        least=1, most=MAX_PER_STEP, metavar="LAYERS", rare=True,
-    )] = 2
+        least=1, most=MAX_PER_STEP, metavar="LAYERS", rare=True)] = 2
     max_stalled_steps: Annotated[int, Option(
         "steps without progress after which a rebalance is aborted", MOVES,
-        least=1, most=MAX_STEPS, metavar="STEPS", rare=True,
-    )] = 64
+        least=1, most=MAX_STEPS, metavar="STEPS", rare=True)] = 64
     log_rebalances: Annotated[bool, Option(
         "one line per rebalance on standard error; aborted ones are logged anyway", WATCHING
     )] = False
     log_balancedness: Annotated[bool, Option(
-        "lines on standard error that say how even the load is", WATCHING
-    )] = False
+        "lines on standard error that say how even the load is", WATCHING)] = False
     log_balancedness_interval: Annotated[int, Option(
         "steps from one such line to the next", WATCHING,
-        least=1, most=MAX_STEPS, metavar="STEPS", rare=True,
-    )] = 1
+        needs=("log_balancedness", "no line is written without it"),
+        least=1, most=MAX_STEPS, metavar="STEPS", rare=True)] = 1
     metrics_port: Annotated[int | None, Option(
         "serve Prometheus metrics while the run lasts: rank 0 on this port, rank r on PORT + r; "
-        "needs the extra serve", WATCHING, least=1, most=65_535, metavar="PORT",
-    )] = None
+        "needs the extra serve", WATCHING, least=1, most=65_535, metavar="PORT")] = None
     metrics_address: Annotated[str, Option(
-        "address to serve them on", WATCHING, metavar="ADDRESS"
-    )] = "127.0.0.1"
+        "address to serve them on", WATCHING, metavar="ADDRESS",
+        needs=("metrics_port", "none are served without it"))] = "127.0.0.1"
     wandb: Annotated[str, Option(
         "log rebalances to this project at Weights & Biases; needs the extra wandb", WATCHING,
-        metavar="PROJECT", default="none",
-    )] = ""
+        metavar="PROJECT", default="none")] = ""
     out: Annotated[Path, Option(
-        "folder of summary.json and report.html", OUTPUT, metavar="DIR"
-    )] = Path("equipoise-run")
+        "folder of summary.json and report.html", OUTPUT, metavar="DIR")] = Path("equipoise-run")
     # fmt: on
 
     @property

@@ -52,7 +52,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD = {
-    "no statistics": ((), "the following arguments are required: STATS"),
+    "no statistics": ((), "STATS is missing: see equipoise"),
     "a missing file": (("none.npy", *RANKS), "none.npy: cannot be read"),
     "nothing counted": (("zero.npy", *RANKS), "all counts are 0"),
     "no ranks": (("counts.npy",), "--ranks is needed: there is no --installed"),

@@ -45,7 +45,7 @@ BAD = {
     ("--level", "steam"): "expected a level (core, fault, stream, elastic), got 'steam'",
     ("--xfail", "missing.toml"): "--xfail: missing.toml cannot be read: No such file",
     ("--xfail", "/dev/null", "--level", "core", "--ranks", "0"): "--ranks must be 1 to 64",
-    ("--only",): "expected at least one argument",
+    ("--only",): "--only needs a value: see equipoise conformance --help",
     ("--json", "."): "--json: . is a folder",
     ("--out", "/dev/null"): "--out: /dev/null is not a folder",
     ("--html", "/dev/null/x.html"): "--html: ",

@@ -33,7 +33,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD = {
-    "no output": (("counts.npy",), "the following arguments are required: OUT"),
+    "no output": (("counts.npy",), "OUT is missing: see equipoise"),
     "a missing file": (("none.npy", "o.csv"), "none.npy: cannot be read"),
     "a file that is neither": (("words.json", "o.csv"), "is not statistics or a placement"),
     "a broken file": (("broken.json", "o.csv"), "broken.json: "),

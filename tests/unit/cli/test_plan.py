@@ -47,7 +47,7 @@ def statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[An
 
 
 BAD = {
-    "no statistics": ((), "the following arguments are required: STATS"),
+    "no statistics": ((), "STATS is missing: see equipoise"),
     "a missing file": (("none.npy", *SHAPE, *OUT), "none.npy: cannot be read"),
     "a truncated file": (("cut.npy", *SHAPE, *OUT), "cut.npy: "),
     "negative counts": (

@@ -33,7 +33,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, An
 
 
 BAD = {
-    "no trace": ((), "the following arguments are required: TRACE"),
+    "no trace": ((), "TRACE is missing: see equipoise"),
     "no number of ranks": (("counts.npy", *OURS), "--ranks is needed"),
     "a missing file": (("none.npy", "--ranks", "4", *OURS), "none.npy: cannot be read"),
     "a file that is no trace": (("text.npy", "--ranks", "4", *OURS), "text.npy: array: not an npy"),

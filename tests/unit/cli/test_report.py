@@ -41,7 +41,7 @@ def recorded_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarr
 
 
 BAD = {
-    "no statistics": ((), "the following arguments are required: STATS"),
+    "no statistics": ((), "STATS is missing: see equipoise"),
     "a missing folder": (("none",), "none: "),
     "ranks that nobody says": (("counts.npz",), "--ranks is needed: counts.npz does not say"),
     "iterations that were not recorded": (

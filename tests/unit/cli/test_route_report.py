@@ -44,7 +44,7 @@ def logs(equipoise: Callable[..., Any]) -> None:
 
 
 BAD = {
-    "no log": ((), "the following arguments are required: LOG"),
+    "no log": ((), "LOG is missing: see equipoise"),
     "a missing one": (("none",), "none: cannot be read: No such file"),
     "a folder": ((".",), ".: cannot be read: Is a directory"),
     "a pipe": (("pipe",), "pipe: is not a regular file"),

@@ -187,7 +187,7 @@ def test_dependent_options_are_rejected_alone(
     answer = equipoise("run", *words)
     assert (answer.code, answer.out, launched_settings) == (2, "", [])
     [line] = answer.err.splitlines()
-    assert f"{BY_KEY[key].name} has no meaning without {needs}: " in line
+    assert f"{BY_KEY[key].name} needs {needs}: " in line
 
 
 @pytest.mark.slow
