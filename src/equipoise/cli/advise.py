@@ -1,12 +1,10 @@
 """`equipoise advise`: its options, its checks, and the run from statistics to advice."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from equipoise.cli.command import Command
-from equipoise.cli.files import write_file
 from equipoise.cli.hardware_options import (
     MACHINE,
     MAX_STEP,
@@ -27,6 +25,7 @@ from equipoise.cli.offline import (
     load_statistics,
     print_written,
     usage_errors,
+    write_figures,
 )
 from equipoise.cli.progress import part_progress_for
 from equipoise.cli.trace_options import (
@@ -191,12 +190,8 @@ def _load_installed(
 def _write(request: AdviseRequest, advice: "Advice", command: str) -> None:
     from equipoise.report.advice.json_output import to_json
 
-    if request.json is None:
-        return
     about = {"command": command, "statistics": str(request.statistics)}
-    text = json.dumps(about | to_json(advice), indent=2, allow_nan=False)
-    place = write_file(request.json, text + "\n")
-    print_written(request.progress, [f"figures: {place}"])
+    print_written(request.progress, write_figures(request.json, about | to_json(advice)))
 
 
 COMMAND = Command(AdviseRequest, advise, description=ADVISE, examples=EXAMPLES)

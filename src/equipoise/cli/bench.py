@@ -1,6 +1,5 @@
 """`equipoise bench serve`: its options, its checks, and the run from a load plan to figures."""
 
-import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from equipoise.balancer.requests.catalogue import FORMATS, WORKLOADS
 from equipoise.cli.command import Command, Settings
-from equipoise.cli.files import write_file
-from equipoise.cli.offline import check_outputs, print_written
+from equipoise.cli.offline import check_outputs, print_written, usage_errors, write_figures
 from equipoise.cli.route import read_api_keys
 from equipoise.cli.route_workers import parse_url
 from equipoise.hal.errors import UsageError
@@ -104,11 +102,8 @@ def bench(request: BenchRequest, command: str) -> int:
     for note in plan.workload.notes:
         print_written(request.progress, [f"{plan.workload.name}: {note}"])
     result = run_load(_target(request), plan, request.progress, sys.stderr)
-    if request.json is not None:
-        about = {"command": command, "workload": plan.workload.name}
-        text = json.dumps(about | result.to_json(), indent=2, allow_nan=False)
-        place = write_file(request.json, text + "\n")
-        print_written(request.progress, [f"figures: {place}"])
+    about = {"command": command, "workload": plan.workload.name}
+    print_written(request.progress, write_figures(request.json, about | result.to_json()))
     print(render(result, stdout_colour_mode()), flush=True)
     return 0 if result.answered == result.requests else 1
 
@@ -143,7 +138,6 @@ def _workload(request: BenchRequest) -> "Workload":
 
         return generate(request.workload, request.requests, request.seed)
     from equipoise.balancer.requests.traces import read_trace
-    from equipoise.cli.offline import usage_errors
 
     with usage_errors("--trace"):
         workload = read_trace(request.trace, most=request.requests)

@@ -18,7 +18,7 @@ MAX_SHOWN = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every command can be told."""
+    """Settings of a command that shows progress."""
 
     quiet: Annotated[bool, Option("no progress and no names of written files", OUTPUT)] = False
 

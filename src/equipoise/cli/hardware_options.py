@@ -64,12 +64,12 @@ class HardwareRequest(Settings):
         default="--memory-share of the hardware's")] = None
     memory_share: Annotated[float | None, Option(
         "part of a device's memory that experts, and KV cache where it is known, may take", MEMORY,
-        needs=("hardware", "without it nothing is known of memory"), least=0, above=True, most=1, default=f"{DEFAULT_MEMORY_SHARE}",
-    )] = None
+        needs=("hardware", "without it nothing is known of memory"),
+        least=0, above=True, most=1, default=f"{DEFAULT_MEMORY_SHARE}")] = None
     kv_usage: Annotated[float | None, Option(
         "part of the KV cache in use at most, as the engine's metrics say; 1: requests wait for "
-        "it", MEMORY, needs=("kv_bytes_per_token", "it is a part of the KV cache"), least=0, above=True, most=1, default="1.0",
-    )] = None
+        "it", MEMORY, needs=("kv_bytes_per_token", "it is a part of the KV cache"),
+        least=0, above=True, most=1, default="1.0")] = None
     # fmt: on
 
 

@@ -1,12 +1,14 @@
 """What commands share that only read and write files: reading, range checks, messages."""
 
+import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from equipoise.cli.files import write_file
 from equipoise.cli.option_checks import check_file
 from equipoise.cli.process import print_stderr
 from equipoise.hal.errors import (
@@ -89,6 +91,34 @@ def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path | None]
         use = uses.setdefault(os.path.realpath(path), f"{flag} is written to")
         if not use.startswith(f"{flag} "):
             raise UsageError(f"{flag}: {path} is the file that {use}")
+
+
+def write_figures(
+    path: Path | None,
+    figures: Mapping[str, object],
+    out: Path | None = None,
+    indent: int | None = 2,
+) -> list[str]:
+    """Writes them as JSON. Returns the line that names the file; none where there is no path."""
+    if path is None:
+        return []
+    text = json.dumps(figures, indent=indent, allow_nan=False)
+    return ["figures: " + write_file(path, f"{text}\n", out)]
+
+
+def write_page(
+    path: Path | None, render: Callable[[], str], name: str = "page", out: Path | None = None
+) -> list[str]:
+    """The same of a page with pictures; where they cannot be drawn, a warning says so."""
+    if path is None:
+        return []
+    from equipoise.report.svg import PlotsMissing
+
+    try:
+        return [f"{name}: {write_file(path, render(), out)}"]
+    except PlotsMissing as missing:
+        warn(f"no {name}: {missing}")
+        return []
 
 
 def warn(what: str) -> None:

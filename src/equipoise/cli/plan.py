@@ -1,6 +1,5 @@
 """`equipoise plan`: its options, its checks, and the run from statistics to a placement file."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES
 from equipoise.byte_sizes import BYTES
 from equipoise.cli import kinds
 from equipoise.cli.command import Command, Settings
-from equipoise.cli.files import describe_path, ensure_folder, write_file
+from equipoise.cli.files import describe_path, ensure_folder
 from equipoise.cli.kinds import resolve_numbers
 from equipoise.cli.offline import (
     MAX_RANKS,
@@ -31,6 +30,7 @@ from equipoise.cli.offline import (
     usage_errors,
     warn,
     warn_of_dropped_layers,
+    write_figures,
 )
 from equipoise.hal.errors import PlacementError, UsageError
 from equipoise.option import OUTPUT, Option
@@ -98,9 +98,9 @@ class PlanRequest(Settings):
         "copies that may move, over all layers", SPARING,
         needs=("installed", "without it every copy is new"), least=0, default="no limit")] = None
     byte_budget: Annotated[int | None, Option(
-        "weights that may move, over all layers and ranks, such as 1.5GiB, of what is installed", SPARING,
-        kind=BYTES, needs=("expert_bytes", "how many copies it pays for"), default="no limit",
-    )] = None
+        "weights that may move, over all layers and ranks, such as 1.5GiB; needs --installed too",
+        SPARING, kind=BYTES, needs=("expert_bytes", "how many copies it pays for"),
+        default="no limit")] = None
     expert_bytes: Annotated[int | None, Option(
         "weights of one expert in one layer, such as 44M", SPARING,
         kind=BYTES, default="unknown")] = None
@@ -334,11 +334,8 @@ def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:
     if loss:
         hint = "; --split even plans for engines without them" if "shares" in loss else ""
         warn(f"{request.out}: {loss}{hint}")
-    if request.json is not None:
-        about = {"command": command, "statistics": str(request.statistics), "lost": loss}
-        text = json.dumps(about | forecast.to_json(), indent=2, allow_nan=False)
-        place = write_file(request.json, text + "\n")
-        lines.append(f"figures: {place}")
+    about = {"command": command, "statistics": str(request.statistics), "lost": loss}
+    lines += write_figures(request.json, about | forecast.to_json())
     print_written(request.progress, lines)
 
 

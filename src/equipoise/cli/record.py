@@ -48,7 +48,7 @@ examples:
   equipoise record -o recorded/                      # 120 steps on four ranks
   equipoise record --range 40-80 -o recorded/        # of these, steps 40 to 79
   equipoise record --balance on -o recorded/         # while experts move
-  equipoise record --run equipoise-run -o counts.npz what a run has counted
+  equipoise record --run equipoise-run -o counts.npz   # what a run has counted
 
 exit code: 0 recorded, 2 bad input, nothing was started or written, 3 it failed or
 could not be written"""

@@ -1,6 +1,5 @@
 """`equipoise replay`: its options, its checks, and the run from a trace to what each would gain."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
 from equipoise.cli.command import Command
-from equipoise.cli.files import write_file
 from equipoise.cli.hardware_options import (
     DEFAULT_LINK,
     HardwareRequest,
@@ -25,7 +23,8 @@ from equipoise.cli.offline import (
     check_outputs,
     print_written,
     usage_errors,
-    warn,
+    write_figures,
+    write_page,
 )
 from equipoise.cli.progress import part_progress_for
 from equipoise.cli.trace_options import (
@@ -183,18 +182,11 @@ def _write(request: ReplayRequest, result: "Replay", command: str) -> None:
     from equipoise.report.replay.json_output import to_json
 
     about = {"command": command, "trace": str(request.trace)}
-    if request.json is not None:
-        text = json.dumps(about | to_json(result), allow_nan=False)
-        print_written(request.progress, [f"figures: {write_file(request.json, text)}"])
-    if request.html is not None:
-        from equipoise.report.replay.html import render_html
-        from equipoise.report.svg import PlotsMissing
+    from equipoise.report.replay.html import render_html
 
-        try:
-            place = write_file(request.html, render_html(result, about))
-            print_written(request.progress, [f"page: {place}"])
-        except PlotsMissing as missing:
-            warn(f"no page: {missing}")
+    lines = write_figures(request.json, about | to_json(result), indent=None)
+    lines += write_page(request.html, lambda: render_html(result, about))
+    print_written(request.progress, lines)
 
 
 COMMAND = Command(ReplayRequest, replay, description=REPLAY, examples=EXAMPLES)

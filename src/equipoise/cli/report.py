@@ -1,6 +1,5 @@
 """`equipoise report`: its options, its checks, and how evenly a placement spreads load."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
 from equipoise.cli.command import Command, Settings
-from equipoise.cli.files import write_file
 from equipoise.cli.offline import (
     MAX_RANKS,
     STATISTICS,
@@ -17,7 +15,8 @@ from equipoise.cli.offline import (
     load_statistics,
     print_written,
     usage_errors,
-    warn,
+    write_figures,
+    write_page,
 )
 from equipoise.hal.errors import UsageError
 from equipoise.option import OUTPUT, Option
@@ -111,20 +110,10 @@ def _write(request: ReportRequest, comparison: "Comparison", command: str) -> No
         about["placement"] = str(request.placement)
     if request.range is not None:
         about["range"] = str(request.range)
-    lines = []
-    if request.json is not None:
-        text = json.dumps(about | comparison.to_json(), indent=2, allow_nan=False)
-        place = write_file(request.json, text + "\n")
-        lines.append(f"figures: {place}")
-    if request.html is not None:
-        from equipoise.report.placement.comparison_html import render_html
-        from equipoise.report.svg import PlotsMissing
+    from equipoise.report.placement.comparison_html import render_html
 
-        try:
-            place = write_file(request.html, render_html(comparison, about))
-            lines.append(f"page: {place}")
-        except PlotsMissing as missing:
-            warn(f"no page: {missing}")
+    lines = write_figures(request.json, about | comparison.to_json())
+    lines += write_page(request.html, lambda: render_html(comparison, about))
     print_written(request.progress, lines)
 
 

@@ -1,13 +1,17 @@
 """`equipoise route-report`: its options, and the report of a request log."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from equipoise.cli.command import Command, Settings
-from equipoise.cli.files import write_file
-from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
+from equipoise.cli.offline import (
+    check_outputs,
+    print_written,
+    usage_errors,
+    write_figures,
+    write_page,
+)
 from equipoise.hal.errors import UsageError
 from equipoise.option import OUTPUT, Argument, Option
 
@@ -119,20 +123,10 @@ def _write(
     about = {"command": command, "log": str(request.log)}
     if request.run is not None:
         about["run"] = str(request.run)
-    lines = []
-    if request.json is not None:
-        text = json.dumps(about | figures.to_json(), indent=2, allow_nan=False)
-        place = write_file(request.json, text + "\n")
-        lines.append(f"figures: {place}")
-    if request.html is not None:
-        from equipoise.report.proxy_log.html import render_html
-        from equipoise.report.svg import PlotsMissing
+    from equipoise.report.proxy_log.html import render_html
 
-        try:
-            place = write_file(request.html, render_html(log, figures, about))
-            lines.append(f"page: {place}")
-        except PlotsMissing as missing:
-            warn(f"no page: {missing}")
+    lines = write_figures(request.json, about | figures.to_json())
+    lines += write_page(request.html, lambda: render_html(log, figures, about))
     print_written(request.progress, lines)
 
 

@@ -1,6 +1,5 @@
 """`equipoise simulate`: its options, and the run from workloads to table, figures and report."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +15,7 @@ from equipoise.balancer.requests.catalogue import (
 )
 from equipoise.cli import kinds
 from equipoise.cli.command import Command, Settings
-from equipoise.cli.files import write_file
-from equipoise.cli.offline import print_written, warn
+from equipoise.cli.offline import print_written, warn, write_figures, write_page
 from equipoise.hal.errors import EquipoiseError, PolicyError, UsageError
 from equipoise.option import NAME, OUTPUT, REAL, Kind, Option, choice, int_of_yaml, str_of_yaml
 
@@ -380,19 +378,12 @@ def _write(request: SimulateRequest, simulation: "SimulationResult", command: st
 
     about = {"command": command, "settings": json_value(asdict(request))}
     figures = about | to_json(simulation)
-    text = json.dumps(figures, indent=2, allow_nan=False)
-    place = write_file(request.figures_file, text + "\n", request.out)
-    lines = [f"figures: {place}"]
     from equipoise.report.simulation.html import render_html
-    from equipoise.report.svg import PlotsMissing
 
-    try:
-        place = write_file(
-            request.report_file, render_html(simulation, about, figures), request.out
-        )
-        lines.append(f"report: {place}")
-    except PlotsMissing as missing:
-        warn(f"no report: {missing}")
+    lines = write_figures(request.figures_file, figures, request.out)
+    lines += write_page(
+        request.report_file, lambda: render_html(simulation, about, figures), "report", request.out
+    )
     print_written(request.progress, lines)
 
 
