@@ -227,7 +227,11 @@ class Workload:
         """
         rows = random_generator(seed, RandomStream.SAMPLE).integers(0, self.count, self.count)
         sample = replace(self, hashes=None)._select(rows, self.arrivals)
-        return sample if self.hashes is None else sample._with_note("hashes are dropped: resampled")
+        return (
+            sample
+            if self.hashes is None
+            else sample._with_note("prefix hashes ignored: resampling destroys their order")
+        )
 
     def with_poisson_arrivals(self, rate: float, seed: int) -> "Workload":
         """Returns the same requests with Poisson arrivals, `rate` per second on average.

@@ -1,4 +1,4 @@
-"""The examples of balanced serving, and the Python lines of README and index, do what they say."""
+"""The examples of balanced serving, and Python lines of README, index and tutorial, work."""
 
 import os
 import re
@@ -45,10 +45,9 @@ def test_nano_example_shows_plan_vote_commit_and_better_balance() -> None:
     assert 0 <= after < before
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/tutorial.md"])
 def test_python_lines_of_page_work_when_pasted(page: str, tmp_path: Path) -> None:
-    text = (ROOT / page).read_text("utf-8")
-    blocks = PYTHON.findall(text.partition("## In Python")[2].partition("\n## ")[0])
+    blocks = PYTHON.findall((ROOT / page).read_text("utf-8"))
     assert blocks
     script = tmp_path / "pasted.py"
     script.write_text("".join(blocks))

@@ -86,7 +86,9 @@ def test_workload_resampled_draws_whole_requests_without_hashes(
     pairs = {row[:2] for row in rows_of(workload)}
     assert {row[:2] for row in rows_of(resampled)} <= pairs
     assert (resampled.count, resampled.hashes) == (workload.count, None)
-    assert ("hashes are dropped: resampled" in resampled.notes) == (workload.hashes is not None)
+    assert ("prefix hashes ignored: resampling destroys their order" in resampled.notes) == (
+        workload.hashes is not None
+    )
 
 
 @given(workloads(), st.integers(1, 5000))
