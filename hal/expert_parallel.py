@@ -1,7 +1,7 @@
 """Expert-parallel libraries: dispatch tokens to the ranks of their experts, and combine results.
 
 The protocol is what NCCL-EP, DeepEP, FlashInfer's `moe_ep`, NIXL-EP and torch_npu's distributed
-dispatch have in common, so that one suite judges them all (clauses M1 to M16).
+dispatch have in common, so that one suite judges them all (clauses M1 to M17).
 """
 
 import time
@@ -32,6 +32,7 @@ class ExpertParallelCapabilities:
         hidden_sizes: row lengths that it takes; empty for any multiple of 8.
         top_ks: choices per token that it takes; empty for 1 to the number of experts.
         group_sizes: numbers of ranks that it takes; empty for any.
+        experts_per_rank: numbers of experts of one rank that it takes; empty for any.
         relative_error: of an element of a row on its way to an expert, where rows are quantised;
             0 if rows arrive bit for bit.
         accumulation: dtype that weighted results are summed in; None for the dtype of the tokens.
@@ -52,6 +53,7 @@ class ExpertParallelCapabilities:
     hidden_sizes: tuple[int, ...] = ()
     top_ks: tuple[int, ...] = ()
     group_sizes: tuple[int, ...] = ()
+    experts_per_rank: tuple[int, ...] = ()
     relative_error: float = 0.0
     accumulation: torch.dtype | None = None
     empty_batches: bool = False
@@ -198,12 +200,12 @@ class ExpertParallelGroup(ABC):
     def dispatch(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
     ) -> ReceivedTokens:
-        """Send each token to the ranks of its experts.
+        """Send each token to the ranks of its experts. All tensors are contiguous.
 
         Args:
-            tokens: [n, hidden].
+            tokens: [n, hidden], n at most `max_tokens`.
             expert_ids: int32 [n, top_k]; -1 selects no expert, where `padding` is declared.
-            weights: float32 [n, top_k], of the choices in the combined result.
+            weights: float32 [n, top_k], of the choices in the combined result; any real numbers.
             stream: that the work is launched on.
         """
 

@@ -63,9 +63,15 @@ def communicator(name: str) -> "CommunicatorBackend":
 
 def expert_parallel(name: str) -> "ExpertParallelLibrary":
     """The expert-parallel library called `name`; raises as `accelerator` does."""
-    from equipoise.hal.expert_parallel import ExpertParallelLibrary
+    from equipoise.hal.expert_parallel import ExpertParallelCapabilities, ExpertParallelLibrary
 
-    return _find(EXPERT_PARALLEL, name, ExpertParallelLibrary)  # type: ignore[type-abstract]
+    library = _find(EXPERT_PARALLEL, name, ExpertParallelLibrary)  # type: ignore[type-abstract]
+    if not isinstance(library.capabilities, ExpertParallelCapabilities):
+        raise BackendUnavailable(
+            f"expert-parallel library {name!r}: capabilities are no ExpertParallelCapabilities: "
+            f"{library.capabilities!r}"
+        )
+    return library
 
 
 def _find(group: str, name: str, kind: type[T]) -> T:

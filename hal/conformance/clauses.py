@@ -162,6 +162,7 @@ TITLES: Mapping[str, str] = {
     "M14": "a peer that does not come is told by the deadline",
     "M15": "ranks of different generations are told, all of them",
     "M16": "steps leak nothing, closing is bounded, and again no error",
+    "M17": "a group has the methods of its protocol",
 }
 """Identifier by identifier, in the order of the contract."""
 
@@ -182,7 +183,7 @@ class Level(StrEnum):
 _CORE = """
     A1 A3 A4 A5 A6 A7 A8 A10 A11 A13 K1 K2 K3 K4 K5 K6 P1 P2 P4 P6 S1 S2 S3 S4 S5 D1 D3 D4
     G4 G5 G6 G8 G10 G11 G12 G13 X1 X2 X4 X5 C1 C2 C4 C9 B1 B2 B4 B5 B6 B10 R1 R2 R3 R4
-    M1 M2 M3 M4 M5 M6 M7 M8 M9 M12 M16
+    M1 M2 M3 M4 M5 M6 M7 M8 M9 M12 M16 M17
 """
 _FAULT = "P3 E1 E2 E3 E4 E5 E7 E10 E11 X3 X8 L6 C3 C5 C6 C7 C8 M13 M14 M15"
 _STREAM = "O1 O2 O3 O4 O5 O6 O7 V1 V2 V3 V4 V5 A2 A12 G1 G2 G3 X6 X7 L1 L2 L3 L4 L5 L7 B7 B8 M11"

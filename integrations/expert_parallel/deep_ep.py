@@ -20,6 +20,7 @@ from equipoise.hal.expert_parallel import (
     ReceivedTokens,
 )
 from equipoise.hal.stream import Stream
+from equipoise.integrations.expert_parallel.local_choices import LocalChoices
 from equipoise.integrations.expert_parallel.low_latency import (
     IN_FLIGHT,
     LowLatencyCalls,
@@ -45,19 +46,10 @@ def probe_module(module: str) -> Probe:
 
 @dataclass(frozen=True, eq=False)
 class NormalHandle:
-    """What a normal combine needs.
-
-    Attributes:
-        native: the library's handle.
-        row_tokens: int64 [r], the received token of each row.
-        row_weights: float32 [r], the weight of each row.
-        received: how many tokens were received; a token is received once by a rank.
-    """
+    """What a normal combine needs: the library's handle, and the choices of received tokens."""
 
     native: object
-    row_tokens: Tensor
-    row_weights: Tensor
-    received: int
+    choices: LocalChoices
 
 
 class NormalGroup(ExpertParallelGroup):
@@ -117,20 +109,17 @@ class NormalGroup(ExpertParallelGroup):
                 is_token_in_rank=in_rank,
                 num_tokens_per_expert=per_expert,
             )
-            chosen = local_ids >= 0
-            row_tokens = chosen.nonzero()[:, 0]
-            handle = NormalHandle(native, row_tokens, local_weights[chosen], received.shape[0])
+            choices = LocalChoices(local_ids, local_weights)
             told = torch.tensor(counts, device=received.device)
-            return ReceivedTokens(received[row_tokens], local_ids[chosen], told, handle)
+            rows, experts = choices.rows(received), local_ids.reshape(-1)
+        return ReceivedTokens(rows, experts, told, NormalHandle(native, choices))
 
     def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
         """Add up by weight what belongs to one received token, and combine."""
         assert isinstance(handle, NormalHandle)
         with self.ordered(stream):
-            weighted = outputs.float() * handle.row_weights[:, None]
-            partial = weighted.new_zeros((handle.received, outputs.shape[1]))
-            partial.index_add_(0, handle.row_tokens, weighted)
-            combined: Tensor = self._buffer.combine(partial.to(outputs.dtype), handle.native)[0]
+            partial_sums = handle.choices.sum(outputs)
+            combined: Tensor = self._buffer.combine(partial_sums, handle.native)[0]
         return combined
 
     def close(self) -> None:
@@ -213,8 +202,8 @@ class LowLatencyLibrary:
         calls = LowLatencyCalls(
             buffer.low_latency_dispatch,
             buffer.low_latency_combine,
-            buffer.low_latency_update_mask_buffer,
             destroy,
+            buffer.low_latency_update_mask_buffer,
         )
         index_dtype = getattr(module, "topk_idx_t", torch.int64)
         return LowLatencyGroup(config, accelerator, ranks.size, calls, index_dtype)

@@ -1,6 +1,6 @@
 """Buffers with the low-latency calls that DeepEP introduced: rows by expert, in blocks of one size.
 
-DeepEP and NIXL-EP differ in names and in how a buffer is opened.
+DeepEP, NIXL-EP and NCCL-EP differ in names and in how a buffer is opened.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.errors import Unsupported
 from equipoise.hal.expert_parallel import (
     ExpertParallelConfig,
     ExpertParallelGroup,
@@ -19,7 +20,7 @@ from equipoise.hal.expert_parallel import (
 from equipoise.hal.stream import Stream
 
 IN_FLIGHT = 2
-"""Both libraries have two buffers, and say that no more than two results may be held."""
+"""DeepEP and NIXL-EP have two buffers, and say that no more than two results may be held."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class LowLatencyCalls:
         dispatch: (x, topk_idx, max tokens of a rank, experts, use_fp8=) to (rows, counts, handle,
             event, hook).
         combine: (x, topk_idx, topk_weights, handle) to (sums, event, hook).
-        mask: (rank, masked).
         destroy: releases the buffer.
+        mask: (rank, masked); None where ranks cannot be masked.
     """
 
     dispatch: Callable[..., Any]
     combine: Callable[..., Any]
-    mask: Callable[[int, bool], None]
     destroy: Callable[[], None]
+    mask: Callable[[int, bool], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +105,9 @@ class LowLatencyGroup(ExpertParallelGroup):
         return combined
 
     def set_active(self, ranks: Sequence[int]) -> None:
-        """Mask every rank that is not in `ranks`."""
+        """Mask every rank that is not in `ranks`. Raises `Unsupported` where none can be masked."""
+        if self._calls.mask is None:
+            raise Unsupported("this library cannot mask ranks")
         for rank in range(self._ranks):
             self._calls.mask(rank, rank not in ranks)
 

@@ -65,7 +65,7 @@ class NixlLibrary:
             buffer.destroy()
             ranks.close()
 
-        calls = LowLatencyCalls(buffer.dispatch, buffer.combine, buffer.update_mask_buffer, destroy)
+        calls = LowLatencyCalls(buffer.dispatch, buffer.combine, destroy, buffer.update_mask_buffer)
         index_dtype = getattr(module, "topk_idx_t", torch.int64)
         return LowLatencyGroup(config, accelerator, ranks.size, calls, index_dtype)
 

@@ -48,6 +48,7 @@ from equipoise.hal.conformance.property import (
     no_comparison,
     no_requirement,
 )
+from equipoise.hal.conformance.subject import describe_error
 from equipoise.hal.errors import StreamTimeout, Violation
 from equipoise.hal.expert_parallel import ExpertParallelCapabilities
 
@@ -60,6 +61,10 @@ HIDDEN_SIZES = (8, 24)
 """Row lengths where the library takes any."""
 LARGE_BATCHES = (1, 64, 65, 129)
 """Tokens of the ranks in one batch of a large case, in turn."""
+LARGE_EXPERTS = 272
+"""Of all ranks in a large case: more than fit in a byte."""
+LARGE_HIDDEN = 136
+"""Row length of a large case: more than one block of 128, and no whole number of them."""
 MAX_LARGE_BATCH = 200
 """Tokens of every rank in the other batch: more rows for a rank than 1024."""
 
@@ -101,11 +106,11 @@ def draw_settings(draw: st.DrawFn, traits: Traits, least_ranks: int = 1) -> tupl
     """Number of ranks, and the settings of a program."""
     library = declared(traits)
     size = draw(st.sampled_from([n for n in group_sizes(traits) if n >= least_ranks]))
-    experts_per_rank = draw(st.integers(1, MAX_EXPERTS_PER_RANK))
+    experts_per_rank = draw(st.sampled_from(_experts_per_rank(library)))
     top_ks = [k for k in library.top_ks or range(1, 5) if k <= size * experts_per_rank]
     if not top_ks:  # as many experts as the smallest number of choices takes
         top_ks = [min(library.top_ks)]
-        experts_per_rank = -(-top_ks[0] // size)
+        experts_per_rank = _enough_experts(library, size, top_ks[0])
     replicas = [n for n in (1, 2) if experts_per_rank * size % n == 0]
     return size, {
         "experts_per_rank": experts_per_rank,
@@ -117,6 +122,18 @@ def draw_settings(draw: st.DrawFn, traits: Traits, least_ranks: int = 1) -> tupl
         "spare": draw(st.integers(0, 2)),
         "reals": 0,
     }
+
+
+def _experts_per_rank(library: ExpertParallelCapabilities) -> list[int]:
+    """Small numbers of experts of a rank that the library takes, or the smallest one."""
+    taken = library.experts_per_rank or range(1, MAX_EXPERTS_PER_RANK + 1)
+    return [n for n in taken if n <= MAX_EXPERTS_PER_RANK] or [min(taken)]
+
+
+def _enough_experts(library: ExpertParallelCapabilities, size: int, top_k: int) -> int:
+    """The fewest experts of a rank that the library takes, and that make `top_k` of all ranks."""
+    needed = -(-top_k // size)
+    return min((n for n in library.experts_per_rank if n >= needed), default=needed)
 
 
 def distinct_choices(values: Values, size: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -159,6 +176,23 @@ def round_trips(
         return make_program(steps, size, values)
 
     return lambda traits: programs(traits)
+
+
+# ----- M17: methods -------------------------------------------------------------------------------
+
+
+def _play_methods(ctx: RankContext, program: Program) -> Play:
+    """Opening and dispatching compare the form; what else fails is no matter of methods."""
+    try:
+        run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M17", "M1"))
+        batch = run.make_batch(batches(program)[0])
+        run.combine(run.dispatch(batch, run.inputs(batch)))
+        yield from run.end_step()
+        yield from close_run(run)
+    except Violation:
+        raise
+    except Exception as error:
+        raise Violation("M1", describe_error(error)) from error
 
 
 # ----- M1, M2, M5: what arrives, and what comes back ----------------------------------------------
@@ -259,6 +293,8 @@ def _play_guarded(ctx: RankContext, program: Program) -> Play:
         outputs = ctx.guarded_buffer(dispatch.rows.shape[0] * run.sizes.hidden * _item(run))
         rows = outputs.data.view(run.sizes.dtype).view(-1, run.sizes.hidden)
         run.launch_experts(rows, dispatch)
+        passed = ctx.empty(rows.shape, rows.dtype)
+        run.launch_copy(passed, rows)
         run.combine(dispatch, rows)
         yield from run.finish()
         for name, (buffer, view), value in zip(NAMES, guarded, plain, strict=True):
@@ -267,6 +303,7 @@ def _play_guarded(ctx: RankContext, program: Program) -> Play:
             require_equal("M6", view, value, f"dispatch {number}: {name} after the step")
         what = f"dispatch {number}: bytes beside the experts' outputs were written"
         require("M6", outputs.guards_intact(), what)
+        require_equal("M6", rows, passed, f"dispatch {number}: the experts' outputs after the step")
     yield from close_run(run)
 
 
@@ -405,6 +442,7 @@ def _play_graph(ctx: RankContext, program: Program) -> Play:
     graph = ctx.accelerator.graph()
     graph.capture(run.stream, lambda: run.combine(run.dispatch(first, inputs)))
     (dispatch,), (combined,) = run.ended, run.combined
+    run.unread = []
     for batch in others:
         for into, value in zip(inputs, run.inputs(batch), strict=True):
             run.launch_copy(into, value)
@@ -492,7 +530,7 @@ def _play_capacity(ctx: RankContext, program: Program) -> Play:
             fits = _fullest_message(run, batch) <= run.sizes.row_capacity
             what = f"dispatch {batch.number} fits, and was told not to: {error}"
             require("M13", not fits, what)
-            run.opened, run.ended, run.combined = [], [], []
+            run.opened, run.ended, run.combined, run.unread = [], [], [], []
         else:
             run.judge()
     yield from close_run(run)
@@ -505,6 +543,7 @@ def _step(run: ExpertRun, batch: Batch) -> Play:
         dispatch = run.dispatch(batch, run.inputs(batch))
         yield NEXT
         run.combine(dispatch)
+        run.read_again()
         status = run.group.finish(run.stream)
     except Exception as error:
         return error
@@ -567,10 +606,33 @@ def _play_absence(ctx: RankContext, program: Program) -> Play:
     run.group.close()
 
 
+@st.composite
+def _late_programs(draw: st.DrawFn, traits: Traits) -> Program:
+    """A rank comes late to a dispatch or to a combine, by less than the deadline."""
+    size, values = draw_settings(draw, traits, least_ranks=2)
+    choices = distinct_choices(values, size)
+    steps = [*draw(batch_steps(traits, size, choices)), Step("dispatch"), Step("finish")]
+    where = draw(st.sampled_from([len(steps) - 2, len(steps) - 1]))
+    steps.insert(where, Step("pause", (draw(st.integers(0, size - 1)),)))
+    return make_program(steps, size, values)
+
+
+def _play_late(ctx: RankContext, program: Program) -> Play:
+    run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M14", "M14"))
+
+    def pause(rank: int) -> Play:
+        if ctx.rank == rank:
+            yield from ctx.pause()
+
+    yield from play_steps(run, program, usual_calls(run, program) | {"pause": pause})
+    yield from close_run(run)
+
+
 def _releasable_stream(traits: Traits) -> str | None:
     """Requires that an operation that failed does not block the device for later cases."""
     communicator = traits.comm_capabilities
-    return "abort" if communicator.stream_ordered and not communicator.abort else None
+    blocks = communicator.stream_ordered and not communicator.abort
+    return "abort (of the communicator)" if blocks else None
 
 
 def _chosen(run: ExpertRun, batch: Batch, home: int) -> bool:
@@ -644,12 +706,12 @@ def _play_cycles(ctx: RankContext, program: Program) -> Play:
 def _large_programs(draw: st.DrawFn, traits: Traits) -> Program:
     library = declared(traits)
     size = draw(st.sampled_from([n for n in group_sizes(traits) if n <= 4] or group_sizes(traits)))
-    per_rank = draw(st.sampled_from([16, 33]))
-    top_ks = [k for k in library.top_ks or (8,) if k <= size * per_rank]
+    per_rank = max(library.experts_per_rank, default=-(-LARGE_EXPERTS // size))
+    top_ks = [k for k in library.top_ks or (8,) if k <= size * per_rank] or [size * per_rank]
     values: Values = {
         "experts_per_rank": per_rank,
         "top_k": max(top_ks),
-        "hidden": draw(st.sampled_from(library.hidden_sizes or (64, 136))),
+        "hidden": draw(st.sampled_from(library.hidden_sizes or (LARGE_HIDDEN,))),
         "dtype": str(library.dtypes[0]).removeprefix("torch."),
         "replicas": 1,
         "row_capacity": 0,
@@ -693,6 +755,13 @@ def _property(
 
 
 PROPERTIES = (
+    _property(
+        "a-group-has-the-methods-of-its-protocol",
+        ("M17",),
+        "A group has the protocol's methods, and a dispatch returns `ReceivedTokens`.",
+        lambda traits: round_trips(most=1)(traits),
+        _play_methods,
+    ),
     _property(
         "combine-is-the-dense-sum",
         ("M1", "M2"),
@@ -807,6 +876,15 @@ PROPERTIES = (
         "When a rank does not dispatch, or does not combine, the others' step fails in time.",
         lambda traits: _absence_programs(traits),
         _play_absence,
+        needs=all_of(needs_capability("deadline"), needs_ranks(2), _releasable_stream),
+        deadline=DeadlineLength.SHORT,
+    ),
+    _property(
+        "a-late-rank-is-waited-for",
+        ("M14",),
+        "A rank that is late by less than the deadline makes no step fail.",
+        lambda traits: _late_programs(traits),
+        _play_late,
         needs=all_of(needs_capability("deadline"), needs_ranks(2), _releasable_stream),
         deadline=DeadlineLength.SHORT,
     ),

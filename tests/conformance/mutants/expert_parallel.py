@@ -1,6 +1,6 @@
 """Mutants of family *expert_parallel*: our exchange as a library, with one behaviour broken."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import gloo_library_with, library_with
 from torch import Tensor
 
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import CapacityExceeded, ExchangeMisuse, GenerationMismatch, StreamFailed
 from equipoise.hal.expert_parallel import ReceivedTokens, StepStatus
 from equipoise.hal.stream import Event, Stream
@@ -25,18 +27,76 @@ from equipoise.pipeline.all_to_all.expert_parallel import (
     FixedCapacityStatus,
     VariableSizeGroup,
 )
-from equipoise.pipeline.all_to_all.formats import ReceivedRows
+from equipoise.pipeline.all_to_all.formats import ExchangeFormat, ReceivedRows
 
-# ----- M1, M2: results and rows -------------------------------------------------------------------
+Inputs = tuple[Tensor, Tensor, Tensor]
+"""Tokens, expert ids and weights of a dispatch."""
 
 
-class IgnoresWeights(FixedCapacityGroup):
-    """Sums results as if every weight were one."""
+class Altered(FixedCapacityGroup):
+    """Our exchange, with places where a mutant changes what goes in and what comes out."""
+
+    def change_inputs(
+        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
+    ) -> Inputs:
+        """What is dispatched instead; called on the host."""
+        return tokens, expert_ids, weights
+
+    def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
+        """Change what was received, in place; launched."""
+
+    def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
+        """What stands for the dispatch of these inputs; called on the host."""
+        return handle
 
     def dispatch(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
     ) -> ReceivedTokens:
-        return super().dispatch(tokens, expert_ids, torch.ones_like(weights), stream)
+        inputs = tokens, expert_ids, weights
+        received = super().dispatch(*self.change_inputs(*inputs, stream), stream)
+        assert isinstance(received.handle, ExchangeHandle)
+        return replace(received, handle=self.change_handle(received.handle, inputs, stream))
+
+    def _list_rows(
+        self, received: ReceivedRows, rows: Tensor, experts: Tensor, counts: Tensor
+    ) -> None:
+        super()._list_rows(received, rows, experts, counts)
+        self.change_rows(rows, experts, counts)
+
+
+def launched(like: Tensor, stream: Stream, compute: Callable[[], Tensor]) -> Tensor:
+    """A tensor like another one, which a launch fills."""
+    out = torch.empty_like(like)
+    stream.launch(lambda: out.copy_(compute()))
+    return out
+
+
+# ----- M1, M2: results and rows -------------------------------------------------------------------
+
+
+class IgnoresWeights(Altered):
+    """Sums results as if every weight were one."""
+
+    def change_inputs(
+        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
+    ) -> Inputs:
+        return tokens, expert_ids, torch.ones_like(weights)
+
+
+class TakesPositiveWeights(Altered):
+    """Negative weights count as zero."""
+
+    def change_inputs(
+        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
+    ) -> Inputs:
+        return tokens, expert_ids, launched(weights, stream, lambda: weights.clamp(min=0))
+
+
+class Saturates(Altered):
+    """Elements of rows are within the range of float8_e4m3fn."""
+
+    def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
+        rows.clamp_(-448, 448)
 
 
 class SumsInTokenDtype(FixedCapacityGroup):
@@ -57,40 +117,51 @@ class SumsInTokenDtype(FixedCapacityGroup):
             out += results[:, choice] * weights[:, choice, None].to(out.dtype)
 
 
-class SumsThreeChoices(FixedCapacityGroup):
+class SumsThreeChoices(Altered):
     """The fourth choice is left out of the sum."""
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        kept = torch.zeros_like(weights)
-        stream.launch(lambda: kept[:, :3].copy_(weights[:, :3]))
-        return super().dispatch(tokens, expert_ids, kept, stream)
+    ) -> Inputs:
+        first = torch.arange(weights.shape[1], device=weights.device) < 3
+        return tokens, expert_ids, launched(weights, stream, lambda: weights * first)
 
 
-class SwapsLocalExperts(FixedCapacityGroup):
+class SwapsLocalExperts(Altered):
     """Rows of a rank's last two experts are taken for each other's."""
 
-    def _list_rows(
-        self, received: ReceivedRows, rows: Tensor, experts: Tensor, counts: Tensor
-    ) -> None:
-        super()._list_rows(received, rows, experts, counts)
+    def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
         last = self._form.slots_per_rank - 1
         if last > 0:
             swapped = torch.where(experts == last, last - 1, experts)
             experts.copy_(torch.where(experts == last - 1, last, swapped))
 
 
-class RepeatsFirstRow(FixedCapacityGroup):
+class RepeatsFirstRow(Altered):
     """Every row of a rank that received more than three is its first one."""
 
-    def _list_rows(
-        self, received: ReceivedRows, rows: Tensor, experts: Tensor, counts: Tensor
-    ) -> None:
-        super()._list_rows(received, rows, experts, counts)
+    def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
         used = (experts >= 0).nonzero().view(-1)
         if used.numel() > 3:
             rows[used[3:]] = rows[used[0]].clone()
+
+
+class SendsWholeBlocks(Altered):
+    """Columns after the last whole block of 128 are lost."""
+
+    def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
+        whole = rows.shape[1] // 128 * 128
+        if whole:
+            rows[:, whole:] = 0
+
+
+class HasIdsOfOneByte(Altered):
+    """Expert ids are taken modulo 256."""
+
+    def change_inputs(
+        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
+    ) -> Inputs:
+        return tokens, launched(expert_ids, stream, lambda: expert_ids % 256), weights
 
 
 class TakesThousandRows(VariableSizeGroup):
@@ -108,101 +179,86 @@ class SixtyFourTokensAtATime(FixedCapacityGroup):
 
     def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
         assert isinstance(handle, ExchangeHandle)
-        places = torch.arange(handle.weights.shape[0], device=handle.weights.device) % 64
-        weights = torch.empty_like(handle.weights)
-        stream.launch(lambda: weights.copy_(handle.weights[places]))
+        kept = handle.weights
+        places = torch.arange(kept.shape[0], device=kept.device) % 64
+        weights = launched(kept, stream, lambda: kept[places])
         return super().combine(outputs, replace(handle, weights=weights), stream)
 
 
 # ----- M3, M4, M5: loads, choices and counts ------------------------------------------------------
 
 
-class SharesRoomEvenly(FixedCapacityGroup):
+class SharesRoomEvenly(Altered):
     """An expert has room for three quarters of all tokens; the rows after them are dropped."""
 
-    def _list_rows(
-        self, received: ReceivedRows, rows: Tensor, experts: Tensor, counts: Tensor
-    ) -> None:
-        super()._list_rows(received, rows, experts, counts)
+    def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
         room = max(2, self._form.ranks * self._form.max_tokens * 3 // 4)
         for local in range(self._form.slots_per_rank):
             own = (experts == local).nonzero().view(-1)
             experts[own[room:]] = -1
 
 
-class PadsWithExpertZero(FixedCapacityGroup):
+class PadsWithExpertZero(Altered):
     """A choice of -1 is sent to expert 0, with its weight."""
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        ids = torch.empty_like(expert_ids)
-        stream.launch(lambda: ids.copy_(expert_ids.clamp(min=0)))
-        return super().dispatch(tokens, ids, weights, stream)
+    ) -> Inputs:
+        return tokens, launched(expert_ids, stream, lambda: expert_ids.clamp(min=0)), weights
 
 
-class CountsRepetitionOnce(FixedCapacityGroup):
+class CountsRepetitionOnce(Altered):
     """An expert that a token repeats in its next choice gets its row once."""
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        ids = torch.empty_like(expert_ids)
-        stream.launch(partial(self._once, ids, expert_ids))
-        return super().dispatch(tokens, ids, weights, stream)
+    ) -> Inputs:
+        return tokens, launched(expert_ids, stream, lambda: self._once(expert_ids)), weights
 
-    def _once(self, ids: Tensor, expert_ids: Tensor) -> None:
-        ids.copy_(expert_ids)
+    def _once(self, expert_ids: Tensor) -> Tensor:
+        ids = expert_ids.clone()
         repeated = expert_ids[:, 1:] == expert_ids[:, :-1]
         ids[:, 1:] = torch.where(repeated, -1, expert_ids[:, 1:])
+        return ids
 
 
-class CountsUnusedRows(FixedCapacityGroup):
+class CountsUnusedRows(Altered):
     """Unused rows are counted for the last local expert."""
 
-    def _list_rows(
-        self, received: ReceivedRows, rows: Tensor, experts: Tensor, counts: Tensor
-    ) -> None:
-        super()._list_rows(received, rows, experts, counts)
+    def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
         counts[-1] += (experts < 0).sum()
 
 
-class TellsPrefixSums(FixedCapacityGroup):
+class TellsPrefixSums(Altered):
     """Counts are added up over the local experts."""
 
-    def _list_rows(
-        self, received: ReceivedRows, rows: Tensor, experts: Tensor, counts: Tensor
-    ) -> None:
-        super()._list_rows(received, rows, experts, counts)
+    def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
         counts.copy_(counts.cumsum(0))
 
 
 # ----- M6, M7: what is passed ---------------------------------------------------------------------
 
 
-class LocalisesIdsInPlace(FixedCapacityGroup):
+class LocalisesIdsInPlace(Altered):
     """Leaves local ids in the caller's tensor."""
 
-    def dispatch(
-        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        received = super().dispatch(tokens, expert_ids, weights, stream)
-        stream.launch(lambda: expert_ids.remainder_(self._form.slots_per_rank))
-        return received
+    def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
+        stream.launch(lambda: inputs[1].remainder_(self._form.slots_per_rank))
+        return handle
 
 
-class PadsTokensInPlace(FixedCapacityGroup):
+class PadsTokensInPlace(Altered):
     """Clears the memory after the tokens, up to a multiple of 64 bytes."""
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
+    ) -> Inputs:
         begin = tokens.storage_offset() + tokens.numel()
         end = tokens.untyped_storage().nbytes() // tokens.dtype.itemsize
         extra = min(-tokens.numel() % 64, end - begin)
         padding = torch.as_strided(tokens, (extra,), (1,), begin)
         stream.launch(padding.zero_)
-        return super().dispatch(tokens, expert_ids, weights, stream)
+        return tokens, expert_ids, weights
 
 
 class WritesBesideOutputs(FixedCapacityGroup):
@@ -215,50 +271,47 @@ class WritesBesideOutputs(FixedCapacityGroup):
         return super().combine(outputs, handle, stream)
 
 
-class KeepsWeightsOfCaller(FixedCapacityGroup):
+class ClearsOutputs(FixedCapacityGroup):
+    """The experts' outputs are cleared after they were sent."""
+
+    def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
+        result = super().combine(outputs, handle, stream)
+        stream.launch(outputs.zero_)
+        return result
+
+
+class KeepsWeightsOfCaller(Altered):
     """Combines with the caller's own tensor of weights."""
 
-    def dispatch(
-        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        received = super().dispatch(tokens, expert_ids, weights, stream)
-        assert isinstance(received.handle, ExchangeHandle)
-        return replace(received, handle=replace(received.handle, weights=weights))
+    def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
+        return replace(handle, weights=inputs[2])
 
 
-class ReadsIdsAgain(FixedCapacityGroup):
+class ReadsIdsAgain(Altered):
     """Combines by the ids that the caller's tensor holds by then."""
 
-    def dispatch(
-        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        received = super().dispatch(tokens, expert_ids, weights, stream)
-        assert isinstance(received.handle, ExchangeHandle)
-        self._ids = {**getattr(self, "_ids", {}), id(received.handle): expert_ids}
-        return received
+    def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
+        self._ids = {**getattr(self, "_ids", {}), id(handle): inputs[1]}
+        return handle
 
     def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
         assert isinstance(handle, ExchangeHandle)
         ids, kept = self._ids.pop(id(handle), None), handle.weights
         if ids is None:
             return super().combine(outputs, handle, stream)
-        weights = torch.empty_like(kept)
-        stream.launch(lambda: weights.copy_(kept * (ids < self._form.num_slots).float()))
+        weights = launched(kept, stream, lambda: kept * (ids < self._form.num_slots).float())
         return super().combine(outputs, replace(handle, weights=weights), stream)
 
 
 # ----- M8, M9: handles ----------------------------------------------------------------------------
 
 
-class CombinesNewest(FixedCapacityGroup):
+class CombinesNewest(Altered):
     """A handle that has ended stands for the dispatch that came last."""
 
-    def dispatch(
-        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        received = super().dispatch(tokens, expert_ids, weights, stream)
-        self._newest = received.handle
-        return received
+    def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
+        self._newest = handle
+        return handle
 
     def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
         try:
@@ -289,30 +342,46 @@ class RefusesOnFirstRank(FixedCapacityGroup):
         return results[handle]
 
 
-class HasOneBufferForWeights(FixedCapacityGroup):
+class HasOneBufferForWeights(Altered):
     """All dispatches in flight have their weights in one buffer."""
 
+    def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
+        shape = (self._form.max_tokens, self._form.top_k)
+        buffer: Tensor = vars(self).setdefault("_buffer", inputs[2].new_empty(shape))
+        kept = buffer[: inputs[2].shape[0]]
+        stream.launch(partial(kept.copy_, inputs[2]))
+        return replace(handle, weights=kept)
+
+
+class HasOneBufferForRows(FixedCapacityGroup):
+    """All dispatches in flight hand out their rows in one buffer."""
+
     def dispatch(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
     ) -> ReceivedTokens:
         received = super().dispatch(tokens, expert_ids, weights, stream)
-        assert isinstance(received.handle, ExchangeHandle)
-        shape = (self._form.max_tokens, self._form.top_k)
-        buffer: Tensor = vars(self).setdefault("_buffer", weights.new_empty(shape))
-        kept = buffer[: weights.shape[0]]
-        stream.launch(partial(kept.copy_, weights))
-        return replace(received, handle=replace(received.handle, weights=kept))
+        buffer: Tensor = vars(self).setdefault("_rows", torch.empty_like(received.rows))
+        stream.launch(partial(buffer.copy_, received.rows))
+        return replace(received, rows=buffer)
 
 
-class CombinesOldest(FixedCapacityGroup):
+class HasOneBufferForResults(FixedCapacityGroup):
+    """All results are handed out in one buffer."""
+
+    def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
+        result = super().combine(outputs, handle, stream)
+        shape = (self._form.max_tokens, *result.shape[1:])
+        buffer: Tensor = vars(self).setdefault("_results", result.new_empty(shape))
+        stream.launch(partial(buffer[: len(result)].copy_, result))
+        return buffer[: len(result)]
+
+
+class CombinesOldest(Altered):
     """Of the dispatches that are open, the oldest one is combined."""
 
-    def dispatch(
-        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        received = super().dispatch(tokens, expert_ids, weights, stream)
-        vars(self).setdefault("_open", []).append(received.handle)
-        return received
+    def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
+        vars(self).setdefault("_open", []).append(handle)
+        return handle
 
     def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
         opened: list[object] = vars(self).setdefault("_open", [])
@@ -324,86 +393,82 @@ class CombinesOldest(FixedCapacityGroup):
 # ----- M10: masks ---------------------------------------------------------------------------------
 
 
-class ScalesUpForLost(FixedCapacityGroup):
+class ScalesUpForLost(Altered):
     """The weights of the choices that are left make up for those on lost ranks."""
 
     def set_active(self, ranks: Sequence[int]) -> None:
         super().set_active(ranks)
         self._scale = self._form.ranks / len(ranks)
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        scaled = torch.empty_like(weights)
+    ) -> Inputs:
         scale = getattr(self, "_scale", 1.0)
-        stream.launch(lambda: scaled.copy_(weights * scale))
-        return super().dispatch(tokens, expert_ids, scaled, stream)
+        return tokens, expert_ids, launched(weights, stream, lambda: weights * scale)
 
 
-class SendsOwnForLost(FixedCapacityGroup):
+class SendsOwnForLost(Altered):
     """Choices on lost ranks are computed by this rank's first expert."""
 
     def set_active(self, ranks: Sequence[int]) -> None:
         super().set_active(ranks)
         self._present = list(ranks)
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        ids = torch.empty_like(expert_ids)
-        stream.launch(partial(self._redirect, ids, expert_ids))
-        return super().dispatch(tokens, ids, weights, stream)
+    ) -> Inputs:
+        return tokens, launched(expert_ids, stream, lambda: self._redirect(expert_ids)), weights
 
-    def _redirect(self, ids: Tensor, expert_ids: Tensor) -> None:
+    def _redirect(self, expert_ids: Tensor) -> Tensor:
         per_rank = self._form.slots_per_rank
         present = torch.tensor(getattr(self, "_present", list(range(self._form.ranks))))
         homes = torch.div(expert_ids, per_rank, rounding_mode="floor")
         own = self._communicator.rank * per_rank
-        ids.copy_(torch.where(torch.isin(homes, present) | (expert_ids < 0), expert_ids, own))
+        return torch.where(torch.isin(homes, present) | (expert_ids < 0), expert_ids, own)
 
 
 # ----- M11: graphs --------------------------------------------------------------------------------
 
 
-class CapturesChoices(LoneGroup):
+class CapturesChoices(Altered, LoneGroup):
     """Choices are read by the host at the call, and so captured with the graph."""
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        return super().dispatch(tokens, expert_ids.clone(), weights, stream)
+    ) -> Inputs:
+        return tokens, expert_ids.clone(), weights
 
 
-class CapturesWeights(LoneGroup):
+class CapturesWeights(Altered, LoneGroup):
     """Weights are read at the call."""
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        return super().dispatch(tokens, expert_ids, weights.clone(), stream)
+    ) -> Inputs:
+        return tokens, expert_ids, weights.clone()
 
 
 # ----- M12, M13: what does not fit ----------------------------------------------------------------
 
 
-class TruncatesBatch(FixedCapacityGroup):
+class TruncatesBatch(Altered):
     """Tokens after the most that a batch may have are left out."""
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
+    ) -> Inputs:
         most = self._form.max_tokens
-        return super().dispatch(tokens[:most], expert_ids[:most], weights[:most], stream)
+        return tokens[:most], expert_ids[:most], weights[:most]
 
 
-class CountsRefusedBatches(FixedCapacityGroup):
+class CountsRefusedBatches(Altered):
     """The number of the batch, which peers compare, is counted before the batch is checked."""
 
-    def dispatch(
+    def change_inputs(
         self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
+    ) -> Inputs:
         self._generation = self._generation + 1
-        return super().dispatch(tokens, expert_ids, weights, stream)
+        return tokens, expert_ids, weights
 
 
 class _Status(FixedCapacityStatus):
@@ -516,14 +581,12 @@ class IgnoresGeneration(FixedCapacityGroup):
 # ----- M16: resources -----------------------------------------------------------------------------
 
 
-class KeepsBatches(FixedCapacityGroup):
-    """Keeps the tokens of every dispatch."""
+class KeepsBatches(Altered):
+    """Keeps the weights of every dispatch."""
 
-    def dispatch(
-        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
-    ) -> ReceivedTokens:
-        vars(self).setdefault("_batches", []).append(weights)
-        return super().dispatch(tokens, expert_ids, weights, stream)
+    def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
+        vars(self).setdefault("_batches", []).append(inputs[2])
+        return handle
 
 
 class KeepsEvents(FixedCapacityGroup):
@@ -545,6 +608,36 @@ class ClosesOnce(FixedCapacityGroup):
             raise ExchangeMisuse("the group is closed")
         self._closed = True
         super().close()
+
+
+# ----- M14, M17: late ranks, and the form of what is returned -------------------------------------
+
+
+class GivesUpEarly(VariableSizeGroup):
+    """Waits for its peers for a tenth of the deadline."""
+
+    def __init__(
+        self,
+        form: ExchangeFormat,
+        accelerator: Accelerator,
+        fabric: Fabric,
+        purpose: str,
+        deadline: float,
+    ) -> None:
+        super().__init__(form, accelerator, fabric, purpose, deadline / 10)
+
+
+class TellsOneCountTooMany(FixedCapacityGroup):
+    """A rank with several experts has one count more than experts."""
+
+    def dispatch(
+        self, tokens: Tensor, expert_ids: Tensor, weights: Tensor, stream: Stream
+    ) -> ReceivedTokens:
+        received = super().dispatch(tokens, expert_ids, weights, stream)
+        if self._form.slots_per_rank == 1:
+            return received
+        counts = received.experts.new_zeros(self._form.slots_per_rank + 1)
+        return replace(received, counts=counts)
 
 
 RESULTS = (
@@ -588,6 +681,20 @@ MUTANTS = (
         subject=_fixed(SumsInTokenDtype),
     ),
     Mutant(
+        name="negative-weights-count-as-zero",
+        clause="M1",
+        broken="A negative weight is taken for zero.",
+        property="real-numbers-keep-the-declared-precision",
+        subject=_fixed(TakesPositiveWeights),
+    ),
+    Mutant(
+        name="rows-saturate",
+        clause="M1",
+        broken="Elements beyond the range of float8_e4m3fn are cut to it, though rows are exact.",
+        property="real-numbers-keep-the-declared-precision",
+        subject=_fixed(Saturates),
+    ),
+    Mutant(
         name="a-fourth-choice-is-not-summed",
         clause="M1",
         broken="Choices after the third are left out of the sum.",
@@ -618,6 +725,20 @@ MUTANTS = (
         property="many-tokens-arrive-at-many-experts",
         subject=gloo_library_with(VariableLibrary(group=TakesThousandRows)),
         real=True,
+    ),
+    Mutant(
+        name="columns-after-whole-blocks-are-lost",
+        clause="M2",
+        broken="Columns after the last whole block of 128 arrive as zero.",
+        property="many-tokens-arrive-at-many-experts",
+        subject=_fixed(SendsWholeBlocks),
+    ),
+    Mutant(
+        name="expert-ids-have-one-byte",
+        clause="M2",
+        broken="Expert ids are taken modulo 256.",
+        property="many-tokens-arrive-at-many-experts",
+        subject=_fixed(HasIdsOfOneByte),
     ),
     Mutant(
         name="weights-begin-again-after-64-tokens",
@@ -684,6 +805,13 @@ MUTANTS = (
         subject=_fixed(WritesBesideOutputs),
     ),
     Mutant(
+        name="outputs-are-cleared",
+        clause="M6",
+        broken="The experts' outputs are cleared by the combine.",
+        property="what-is-passed-is-only-read",
+        subject=_fixed(ClearsOutputs),
+    ),
+    Mutant(
         name="weights-are-read-at-the-combine",
         clause="M7",
         broken="Weights are those that the caller's tensor holds when the results come back.",
@@ -724,6 +852,20 @@ MUTANTS = (
         broken="The weights of a second dispatch overwrite those of the first.",
         property="dispatches-in-flight-do-not-mix",
         subject=_fixed(HasOneBufferForWeights),
+    ),
+    Mutant(
+        name="dispatches-share-a-buffer-of-rows",
+        clause="M9",
+        broken="The rows of a second dispatch overwrite those of the first before its combine.",
+        property="dispatches-in-flight-do-not-mix",
+        subject=_fixed(HasOneBufferForRows),
+    ),
+    Mutant(
+        name="combines-share-a-buffer-of-results",
+        clause="M9",
+        broken="A second combine overwrites the result of the first.",
+        property="dispatches-in-flight-do-not-mix",
+        subject=_fixed(HasOneBufferForResults),
     ),
     Mutant(
         name="the-oldest-dispatch-is-combined",
@@ -803,6 +945,14 @@ MUTANTS = (
         subject=_fixed(ForgetsFailure),
     ),
     Mutant(
+        name="a-late-rank-is-given-up",
+        clause="M14",
+        broken="Peers are waited for a tenth of the deadline.",
+        property="a-late-rank-is-waited-for",
+        subject=gloo_library_with(VariableLibrary(group=GivesUpEarly)),
+        real=True,
+    ),
+    Mutant(
         name="generations-are-not-sent",
         clause="M15",
         broken="Ranks of different generations are not told.",
@@ -836,5 +986,12 @@ MUTANTS = (
         broken="A group that is closed cannot be closed again.",
         property="steps-leak-nothing",
         subject=_fixed(ClosesOnce),
+    ),
+    Mutant(
+        name="a-count-too-many-is-told",
+        clause="M17",
+        broken="A rank of several experts is told a count more than it has experts.",
+        property="a-group-has-the-methods-of-its-protocol",
+        subject=_fixed(TellsOneCountTooMany),
     ),
 )

@@ -25,7 +25,17 @@ STAND_INS = "helpers.fakes.fake_expert_libraries"
 
 @pytest.mark.parametrize(
     ("library", "declared"),
-    [("NORMAL", 10), ("LOW_LATENCY", 11), ("NIXL_EP", 11), ("TORCH_NPU", 9), ("TORCH_NPU_A3", 9)],
+    [
+        ("NORMAL", 11),
+        ("LOW_LATENCY", 12),
+        ("NIXL_EP", 12),
+        ("NCCL_LOW_LATENCY", 11),
+        ("NCCL_THROUGHPUT", 9),
+        ("FLASHINFER_ONE_SIDED", 10),
+        ("FLASHINFER_TWO_SIDED", 9),
+        ("TORCH_NPU", 10),
+        ("TORCH_NPU_A3", 10),
+    ],
 )
 def test_adapter_keeps_clauses_over_its_stand_in(library: str, declared: int) -> None:
     with closing(ProcessSubject("cpu", "gloo", 2, library=f"{STAND_INS}:{library}")) as subject:

@@ -44,6 +44,13 @@ def test_registry_makes_member_of_family(monkeypatch: pytest.MonkeyPatch) -> Non
         registry.communicator("no_such_family:any")
 
 
+def test_registry_refuses_library_without_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(name="x", capabilities={"padding": True}, probe=print, open=print)
+    monkeypatch.setattr(registry, "_load", lambda group, name: library)
+    with pytest.raises(BackendUnavailable, match="capabilities are no ExpertParallelCapabilities"):
+        registry.expert_parallel("x")
+
+
 def test_registry_unknown_name_lists_known_ones() -> None:
     with pytest.raises(BackendUnavailable, match=r"unknown backend 'abacus'; known: .*\bcpu\b"):
         registry.accelerator("abacus")
@@ -67,7 +74,7 @@ def test_registry_refuses_object_that_is_no_backend(group: object) -> None:
 
 
 def test_registry_names_members_that_a_backend_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    half = SimpleNamespace(name="half", probe=None, open=None)
+    half = SimpleNamespace(name="half", probe=print, open=print)
     monkeypatch.setattr("equipoise.half", half, raising=False)
     with pytest.raises(
         BackendUnavailable, match=r"is not a Backend: .* lacks communicator, capabilities, devices$"

@@ -1,0 +1,1 @@
+"""How NCCL-EP meets other packages."""
