@@ -5,6 +5,7 @@ configuration file, the default, the range and the line of `--help`.
 """
 
 import math
+import os
 from collections.abc import Callable, Container, Mapping
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, fields, replace
 from enum import StrEnum
@@ -72,9 +73,10 @@ def _finite(value: float) -> float:
 
 
 def str_of_yaml(value: object) -> str:
-    """A text that is not empty. Raises ValueError."""
+    """A text that is not empty, and that a file could be called. Raises ValueError."""
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError(value)
+    os.fsencode(value)  # UnicodeEncodeError, which is a ValueError, for half a surrogate
     return value
 
 

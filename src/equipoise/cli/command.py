@@ -88,7 +88,7 @@ class Command:
     def read(self, arguments: Mapping[str, Any]) -> Any:
         """The settings: command line over configuration file over default. Raises UsageError."""
         known = {*self.options, *(argument.key for argument in self._arguments)}
-        line = {key: _tuple(value) for key, value in arguments.items() if key in known}
+        line = {key: _value(key, value) for key, value in arguments.items() if key in known}
         file: Mapping[str, Any] = {}
         if "config" in arguments:
             # Imported here: PyYAML is not needed where there is no such file.
@@ -114,7 +114,9 @@ class Command:
         return self._settings(**{**file, **line})
 
 
-def _tuple(value: object) -> object:
+def _value(key: str, value: object) -> object:
+    if value == []:  # what argparse makes of `--out=--`
+        raise UsageError(f"{flag_of(key)} needs a value")
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -39,6 +39,7 @@ BAD = {
     "text: [1, 2]": "key 'text': expected a path or a list of paths",
     "quiet: 1": "key 'quiet': expected true or false",
     "out: ''": "key 'out': expected a path",
+    'out: "\\ud800"': "key 'out': expected a path",
     "ranks: 2\nranks: 4": "key 'ranks' is given twice",
     "text: [{a: 1, b: {c: 1, c: 2}}]": "key 'c' is given twice from line 1 on",
     "text: &a [*a]": "key 'text': expected a path or a list of paths",
