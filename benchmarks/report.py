@@ -830,6 +830,25 @@ PROXY = Section(
     ),
 )  # fmt: skip
 
+START = Section(
+    "Memory and start",
+    "start",
+    "python benchmarks/start.py",
+    "Commands that need no torch, and `doctor`, with torch installed and without: each is a "
+    "process that starts, does something small (8 layers of 256 experts on 32 ranks; 400 "
+    "requests; a server ends as soon as it serves) and ends. CPU seconds, user and system, and "
+    "the most MB that were resident; median, least and most of 5 runs.",
+    tables=(
+        Table("starts", (
+            ("what", "{words}"),
+            ("CPU s with torch installed", spread("cpu_with")),
+            ("CPU s without", spread("cpu_without")),
+            ("MB with torch installed", spread("mb_with", ".0f")),
+            ("MB without", spread("mb_without", ".0f")),
+        )),
+    ),
+)  # fmt: skip
+
 PICKER = Section(
     "The endpoint picker",
     "picker",
@@ -1193,6 +1212,7 @@ PAGES = (
          (BALANCE, GRID, ABLATIONS, DECISIONS)),
     Page("proxy", "Performance: proxy, picker and shared policies",
          (LIVE, SHARED, PICKER, PROXY, PROXY_CPU)),
+    Page("start", "Performance: what commands take to start", (START,)),
     Page("gpu", "Performance: on a GPU", (GPU, GPU_SUITES)),
 )  # fmt: skip
 

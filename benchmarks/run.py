@@ -27,10 +27,9 @@ from report import CLOSED_LOOP, show
 
 from equipoise.demo.run_record import load_record
 from equipoise.report.run.plots import rank_heat_map
+from equipoise.report.svg import file_of
 
 PICTURE = ROOT / "docs" / "images" / "before-after.svg"
-PAPER = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff;color:#1f2933"'
-"""How a picture in a file begins; one in a page takes its colours from the page."""
 VARIANTS = {
     "unbalanced": "no balancing: 32 slots",
     "static": "32 + 8 slots, `static` shares",
@@ -64,9 +63,8 @@ def main_job(quick: bool) -> int:
         if not out.exists():
             return code
         if not quick:
-            picture = rank_heat_map(load_record(Path(folder) / "record.npz")).svg
-            svg = picture.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
-            PICTURE.write_text(svg.replace("<svg", PAPER, 1) + "\n")
+            picture = rank_heat_map(load_record(Path(folder) / "record.npz"))
+            PICTURE.write_text(file_of(picture.svg))
         summary = {"wall_seconds": round(seconds, 1), **json.loads(out.read_text())}
     figures, tables = main_job_figures(summary)
     show("main_job", figures, tables)

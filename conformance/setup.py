@@ -19,6 +19,7 @@ WHOLE = (
     "backends.c10d",
     "backends.torchcomms",
     "backends.torch_accelerator",
+    "integrations.expert_parallel",
 )
 """Packages that are taken whole, with what is below them, where they exist."""
 PARTS = {
@@ -36,7 +37,8 @@ PARTS = {
         "import_errors",
         "process",
     ),
-    "equipoise.report": ("__init__", "conformance", "page", "svg", "terminal"),
+    "equipoise.integrations": ("__init__",),
+    "equipoise.report": ("__init__", "conformance", "page", "terminal"),
 }
 """Packages of which only these modules are taken."""
 NATIVE = {"equipoise.backends.cpu": ("accelerator", "kernels", "slots")}
@@ -45,6 +47,7 @@ GROUPS = (
     "equipoise.accelerator_families",
     "equipoise.communicators",
     "equipoise.communicator_families",
+    "equipoise.expert_parallel",
 )
 """Entry points of which those are taken whose modules are."""
 
@@ -78,6 +81,12 @@ def packages() -> list[str]:
     ]
 
 
+def is_taken(module: str, taken: list[str]) -> bool:
+    """Whether a module or package is in the wheel."""
+    parent = module.rpartition(".")[0]
+    return module in taken or (parent in taken and parent not in PARTS)
+
+
 def entry_points(taken: list[str]) -> dict[str, list[str]]:
     """The command, the host, and those backends of the package whose modules are taken."""
     project = tomllib.loads(Path("..", "pyproject.toml").read_text("utf-8"))["project"]
@@ -85,7 +94,7 @@ def entry_points(taken: list[str]) -> dict[str, list[str]]:
         group: [
             f"{name} = {place}"
             for name, place in project["entry-points"].get(group, {}).items()
-            if place.partition(":")[0] in taken
+            if is_taken(place.partition(":")[0], taken)
         ]
         for group in GROUPS
     }
@@ -114,7 +123,13 @@ setup(
     package_dir={"": str(SOURCE)},
     packages=packages(),
     entry_points=entry_points(packages()),
-    package_data={"equipoise": ["py.typed"]},
+    package_data={
+        "equipoise": ["py.typed"],
+        "equipoise.report": [
+            f"templates/{name}"
+            for name in ("base.html", "conformance.html", "parts.html", "style.css")
+        ],
+    },
     # Of the native core, which is not taken.
     exclude_package_data={"equipoise": ["_native.pyi"]},
     cmdclass={"build_py": BuildPart},

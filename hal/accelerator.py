@@ -78,7 +78,7 @@ class Graph(Protocol):
         ...
 
     def replay(self, stream: Stream) -> None:
-        """Launch what was recorded."""
+        """Launch what was recorded; it runs even if the graph is dropped at once."""
         ...
 
 

@@ -43,7 +43,8 @@ class Communicator(Protocol):
     Operations have the deadline that the communicator was opened with; one that passes it, or that
     no peer matches, fails the communicator until `rebuild`. Matching is first in first out per
     (source, destination); there are no tags. An unsupported dtype or layout raises
-    `Unsupported` before any side effect. All ranks issue collectives in one order.
+    `Unsupported` before any side effect. All ranks issue collectives in one order. Tensors that are
+    not a result are only read (X4).
     """
 
     @property

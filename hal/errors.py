@@ -195,14 +195,14 @@ class Violation(EquipoiseError):
 
     Attributes:
         clause: identifier in `docs/contract.md`.
-        plays: what a search counts it as, in plays: many where it took the wait for a deadline.
+        expired: whether the case ended only when a long deadline had passed.
         ends_search: whether nothing that is played on the device from now on means anything.
     """
 
     def __init__(self, clause: str, what: str, ends_search: bool = False) -> None:
         super().__init__(f"{clause}: {what}")
         self.clause = clause
-        self.plays = 1
+        self.expired = False
         self.ends_search = ends_search
 
 

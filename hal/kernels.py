@@ -180,6 +180,7 @@ class Kernels(Protocol):
     ) -> None:
         """Compute the shares that minimise the largest rank load for `counts`, int64 [experts].
 
+        `counts` are at most 2**37 together: the load of a window, not only of a batch.
         Writes `cumulative`, int32 [slots], in the order of the layer's table. A layer that has no
         tables yet (generation 0) has no such order: `cumulative` is left as it is (clause G12).
         """

@@ -112,11 +112,19 @@ def _load(group: str, name: str) -> object:
     if colon:
         for family in entry_points(group=FAMILIES.get(group, ""), name=first):
             return family.load()(rest)
+        for other, families in FAMILIES.items():
+            if first in names(families):
+                raise BackendUnavailable(f"{name!r} is a {_noun(other)}, not a {_noun(group)}")
         return getattr(import_module(first), rest)
     for point in entry_points(group=group, name=name):
         return point.load()
-    families = names(FAMILIES.get(group, ""))
-    ways = " or ".join(["PACKAGE:OBJECT", *(f"{family}:NAME" for family in families)])
     raise BackendUnavailable(
-        f"unknown {_noun(group)} {name!r}; known: {', '.join(names(group)) or 'none'} (or {ways})"
+        f"unknown {_noun(group)} {name!r}; known: {', '.join(names(group)) or 'none'} "
+        f"(or {' or '.join(ways_to_name(group))})"
     )
+
+
+def ways_to_name(group: str) -> list[str]:
+    """How an entry of a group is named that is not registered: PACKAGE:OBJECT, FAMILY:NAME."""
+    families = names(FAMILIES.get(group, ""))
+    return ["PACKAGE:OBJECT", *(f"{family}:NAME" for family in families)]

@@ -48,8 +48,9 @@ class Stream(Protocol):
         ...
 
     def current(self) -> AbstractContextManager[None]:
-        """Make this the current stream of the calling thread.
+        """Make this the current stream of the calling thread, until the context is left.
 
+        Contexts nest: what was current before is so again afterwards.
         Operations of a communicator that declares `stream_ordered` run after what was launched on
         the stream that is current when they are issued (clause X6).
         """

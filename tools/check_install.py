@@ -38,6 +38,7 @@ OLDEST_PIP = (25, 3)
 """Older ones download all wheels of a dry run once it is resolved: gigabytes of CUDA libraries."""
 TOX_PYTHON = "3.11"
 LINE = re.compile(r"^(?:python3 -m )?pip install ([^&#\n]+)", re.MULTILINE)
+SELF = re.compile(re.escape(PROJECT["project"]["name"]) + r"\[([\w,]+)\]")
 CUDA_PACKAGE = re.compile(r"(nvidia|cuda|triton)\b")
 VLLM_ASCEND = "vllm-ascend==0.23.0"
 VLLM_ASCEND_TORCH = "torch==2.10.0"
@@ -118,15 +119,19 @@ def pythons() -> list[str]:
 
 def requirements(extras: str = "") -> list[str]:
     """What the project requires, with what it requires to be built."""
-    optional = PROJECT["project"]["optional-dependencies"]
-    extra_requirements = [
-        requirement for extra in filter(None, extras.split(",")) for requirement in optional[extra]
-    ]
     return [
         *PROJECT["project"]["dependencies"],
         *PROJECT["build-system"]["requires"],
-        *extra_requirements,
+        *extra_requirements(extras),
     ]
+
+
+def extra_requirements(extras: str) -> Iterator[str]:
+    """What extras bring; one that names others of the project brings what these do."""
+    for extra in filter(None, extras.split(",")):
+        for requirement in PROJECT["project"]["optional-dependencies"][extra]:
+            others = SELF.fullmatch(requirement)
+            yield from extra_requirements(others[1]) if others else [requirement]
 
 
 def spelt_out(arguments: list[str]) -> tuple[str, ...]:
@@ -178,7 +183,7 @@ def _expand(settings: configparser.ConfigParser, value: str) -> str:
 
 def oldest_torch() -> str:
     """Oldest version of torch that the project admits."""
-    (torch,) = (r for r in PROJECT["project"]["dependencies"] if r.startswith("torch>="))
+    (torch,) = PROJECT["project"]["optional-dependencies"]["torch"]
     return str(torch.removeprefix("torch>="))
 
 
@@ -198,10 +203,13 @@ def cases(readme: str) -> Iterator[Case]:
             if any(argument.startswith("torch") for argument in arguments):
                 yield Case(f"pip install {line}", python, arguments, origin, cpu=True)
         torch, origin = f"torch=={oldest_torch()}.*", file_and_line("pyproject.toml", '"torch>=')
-        yield Case(f"pip install . {torch}", python, (*requirements(), torch), origin)
+        yield Case(
+            f"pip install '.[torch]' {torch}", python, (*requirements("torch"), torch), origin
+        )
         # torch_npu requires the CPU build of torch.
-        name, beside = f"pip install . beside {VLLM_ASCEND}", (VLLM_ASCEND, *VLLM_ASCEND_POST1)
-        yield Case(name, python, tuple(requirements()), origin, cpu=True, beside=beside)
+        name = f"pip install '.[torch]' beside {VLLM_ASCEND}"
+        beside = (VLLM_ASCEND, *VLLM_ASCEND_POST1)
+        yield Case(name, python, tuple(requirements("torch")), origin, cpu=True, beside=beside)
     for name, arguments in tox_environments((ROOT / "tox.ini").read_text("utf-8")):
         origin = file_and_line("tox.ini", f"[testenv:{name}]")
         yield Case(f"tox -e {name}", TOX_PYTHON, arguments, origin)

@@ -533,7 +533,9 @@ PATH = re.compile(r"`([a-z0-9_./]+)`")
 MODULE = re.compile(r"`((?:hal|backends|balancer|pipeline|integrations|src|csrc)/[\w./]*)`")
 CODE_SPAN = re.compile(r"^ *```.*?^ *```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 REPOSITORY_PATH = re.compile(
-    r"(?<![\w/.:-])(?:tests|benchmarks|tools|docs)/(?:[a-z0-9_.-]+/)*"
+    r"(?<![\w/.:-])"
+    r"(?:tests|benchmarks|tools|docs|examples|conformance|hal|backends|balancer|pipeline|integrations)"
+    r"/(?:[a-z0-9_.-]+/)*"
     r"(?:[a-z0-9_.-]*[a-z0-9](?![\w*?{<\[$-]))?"
 )
 """Up to a placeholder (`NAME`) or pattern (`*`); `git show COMMIT:PATH` names none."""
@@ -635,8 +637,9 @@ def repository_paths(tree: Tree) -> Iterator[Violation]:
             if formerly or RECORD.match(source.text, code.end()):
                 continue
             for match in REPOSITORY_PATH.finditer(code[0]):
-                # A path may be the one of a folder of its own, as of an example's.
-                places = (tree.root, (tree.root / source.path).parent)
+                # A path may be the one of a folder of its own, as of an example's; one table of
+                # claims gives unit tests by their place below tests/unit.
+                places = (tree.root, (tree.root / source.path).parent, tree.root / "tests/unit")
                 if not any((place / match[0]).exists() for place in places):
                     line = source.line_of(code.start() + match.start())
                     yield source.violation(line, f"{match[0]} does not exist")

@@ -230,11 +230,12 @@ class Collective(InTransit):
         return self._shares
 
     def total(self, shares: Sequence[Contribution]) -> Bytes:
-        """The sum of what these brought."""
+        """The sum of what these brought; infinities may cancel out to what is no number."""
         dtype = SUM_DTYPES[shares[0].dtype]
         total = shares[0].snapshot.view(dtype).copy()
-        for share in shares[1:]:
-            np.add(total, share.snapshot.view(dtype), out=total)
+        with np.errstate(invalid="ignore"):
+            for share in shares[1:]:
+                np.add(total, share.snapshot.view(dtype), out=total)
         return total.view(np.uint8)
 
     def block(self, share: Contribution, rank: int) -> Bytes:

@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import Any
 
+import numpy as np
+
 from equipoise.balancer.experts.runtime.events import (
     BalanceMeasured,
     BoundaryDone,
     Event,
+    RebalanceEnded,
     RebalanceMeasured,
     RebalanceRecord,
     TraceSpan,
@@ -46,6 +49,36 @@ class ImbalanceSample:
     imbalance: float
 
 
+@dataclass(frozen=True)
+class SlotCopy:
+    """An expert that a rank got, and did not hold before.
+
+    Attributes:
+        from_rank: position of the rank that sent it; None if it came from the host's memory.
+        to_rank: position of the rank that got it.
+    """
+
+    layer: int
+    expert: int
+    from_rank: int | None
+    to_rank: int
+
+
+def slot_copies(event: RebalanceEnded) -> tuple[SlotCopy, ...]:
+    """Returns the committed copies of a rebalance, by layer, expert and receiving rank."""
+    (before, after), shape = event.placements, event.shape
+    size = shape.slots_per_rank
+    layers, slots, sources = (column.tolist() for column in event.reads)
+    source_of = dict(zip(zip(layers, slots, strict=True), sources, strict=True))
+    copies = []
+    for layer, slot in np.argwhere(before != after).tolist():
+        expert, rank = int(after[layer, slot]), slot // size
+        if expert >= 0 and expert not in before[layer, rank * size : (rank + 1) * size]:
+            source = source_of.get((layer, slot))
+            copies.append(SlotCopy(layer, expert, None if source is None else source // size, rank))
+    return tuple(sorted(copies, key=lambda one: (one.layer, one.expert, one.to_rank)))
+
+
 def wall_clock_offset() -> float:
     """Returns the seconds by which the wall clock is ahead of the clock of events.
 
@@ -75,6 +108,8 @@ class TraceBuffer:
         self._spans: deque[RecordedSpan] = deque(maxlen=max_spans)
         self._imbalance_samples: deque[ImbalanceSample] = deque(maxlen=max_spans)
         self.spans_dropped = 0
+        self.copies: dict[int, tuple[SlotCopy, ...]] = {}
+        """Copies of the last rebalances, by number, oldest first."""
         self.rebalances: deque[RebalanceRecord] = deque(maxlen=max_spans)
         """Records of the rebalances, in order."""
 
@@ -99,11 +134,18 @@ class TraceBuffer:
                 self._imbalance_samples.append(
                     ImbalanceSample(self._rank, event.at + self._clock_offset, event.imbalance)
                 )
+            case RebalanceEnded():
+                self._keep_copies(event)
             case RebalanceMeasured(record):
                 self.rebalances.append(record)
 
     def close(self) -> None:
         """Does nothing: the spans stay readable."""
+
+    def _keep_copies(self, event: RebalanceEnded) -> None:
+        self.copies[event.record.number] = slot_copies(event)
+        if len(self.copies) > (self._spans.maxlen or 0):
+            del self.copies[next(iter(self.copies))]
 
     def _append(
         self, track: Track, name: str, begin: float, end: float, details: dict[str, Any]

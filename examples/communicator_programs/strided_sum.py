@@ -1,4 +1,4 @@
-"""S2, A4: a sum of a strided tensor is accepted, adds its neighbours and leaves itself."""
+"""S2, A4: a sum of a strided tensor is accepted, and sums the first elements of the memory."""
 
 import tempfile
 from datetime import timedelta

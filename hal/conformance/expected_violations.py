@@ -19,12 +19,13 @@ from typing import Any
 
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.clauses import TITLES
+from equipoise.hal.conformance.subject import SIGNATURES
 from equipoise.hal.errors import UsageError
 
 TABLE = "expected"
 KEYS = ("clause", "property", "reason", "link", "shows")
-HANG = "C8"
-"""Any property may find it: a rank that does not answer."""
+ANY_PROPERTY = ("C8", SIGNATURES)
+"""Any property may find these: a rank that does not answer, a method that is not there."""
 
 
 class Shows(StrEnum):
@@ -98,7 +99,8 @@ def _expectation(table: Mapping[str, Any]) -> Expectation:
             raise ValueError(f"{key} must be a text, got {value!r}")
     clause, name = table.get("clause", ""), table.get("property", "")
     if clause not in TITLES:
-        raise ValueError(f"unknown clause {clause!r}" if clause else "no clause")
+        known = _suggestion(clause.upper(), tuple(TITLES))
+        raise ValueError(f"unknown clause {clause!r}{known}" if clause else "no clause")
     if not table.get("reason", "").strip():
         raise ValueError(f"{clause}: no reason is given")
     if table.get("shows", Shows.ALWAYS) not in list(Shows):
@@ -113,7 +115,7 @@ def _check_property(clause: str, name: str) -> None:
     properties = {prop.name: prop for prop in suite.properties()}
     if name not in properties:
         raise ValueError(f"unknown property {name!r}{_suggestion(name, tuple(properties))}")
-    if clause not in (*properties[name].clauses, HANG):
+    if clause not in (*properties[name].clauses, *ANY_PROPERTY):
         judged = ", ".join(properties[name].clauses)
         raise ValueError(f"{name} judges {judged}, not {clause}")
 

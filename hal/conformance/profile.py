@@ -68,3 +68,10 @@ The mutants of the virtual backend need 987 at most, and all but one of them few
 get fewer, since a case that breaks a property there may last until a deadline or the watchdog
 expires. hypothesis stops shrinking after five minutes by itself; only cases that hang reach that.
 """
+MAX_EXPIRED_SHRINKS: Mapping[Profile, int] = {Profile.CI: 2, Profile.DEEP: 20}
+"""Plays among these that may end only when a long deadline has passed, of one property."""
+MAX_EXPIRED_PLAYS: Mapping[Profile, int] = {Profile.CI: 4, Profile.DEEP: 200}
+"""Such plays of a whole run, after which what waits for a deadline is reported as it was drawn."""
+MAX_HUNG_PROPERTIES: Mapping[Profile, int] = {Profile.CI: 3, Profile.DEEP: 20}
+"""Properties in which a rank did not answer at all, after which no other is played on ranks: the
+next ones would most likely hang too, for 40 s each."""

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.hal.conformance.profile import Executor
@@ -19,7 +20,7 @@ from equipoise.hal.errors import BackendUnavailable, UsageError, Violation
 if TYPE_CHECKING:
     from equipoise.hal.conformance.result import Finding, SuiteResult
 
-EXIT_HELD, EXIT_VIOLATED, EXIT_BAD_INPUT = 0, 1, 2
+EXIT_HELD, EXIT_VIOLATED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 PLAYS = {Executor.VIRTUAL: 1, Executor.DEVICE: 20, Executor.RANKS: 20}
 """How often a file plays its program: on a controlled world once tells; elsewhere a race may not
 show at once."""
@@ -29,6 +30,8 @@ PLAIN = re.compile(r"[\w .:/-]*", re.ASCII)
 """Names, which Python writes in double quotes as they are."""
 FOLDER = "violations"
 """Where `--out DIR` puts the files."""
+MARK = "REPRODUCTION = Reproduction("
+"""A line of every file that `python_source` writes."""
 
 
 def set_library_defaults() -> None:
@@ -42,6 +45,16 @@ def set_library_defaults() -> None:
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     # The suite by itself does without numpy; torch warns where it is not installed.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+
+def search_working_directory() -> None:
+    """Let PACKAGE:OBJECT lie in the working directory, after all else, as `python -m` does.
+
+    The script of a command does not look there, and neither does a file of a violation.
+    """
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +85,15 @@ class Reproduction:
         2, with one line on standard error, where it cannot be played here.
         """
         set_library_defaults()
-        # As `python -m equipoise` does: PACKAGE:OBJECT may lie in the working directory.
-        sys.path.append(os.getcwd())
+        search_working_directory()
         try:
             return self._play()
         except (BackendUnavailable, UsageError) as error:
             print(f"cannot be played: {error}", file=sys.stderr)
             return EXIT_BAD_INPUT
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return EXIT_INTERRUPTED
 
     def _play(self) -> int:
         # Imported here: torch reads its environment when it is imported.
@@ -90,7 +105,9 @@ class Reproduction:
             prop, executor = suite.find(self.property), Executor(self.executor)
         except (KeyError, ValueError):
             raise UsageError(f"no {self.executor} plays a property {self.property!r}") from None
-        rendezvous = registry.communicator(self.communicator).launcher_rendezvous()
+        rendezvous = None
+        if self.communicator:  # else a device by itself
+            rendezvous = registry.communicator(self.communicator).launcher_rendezvous()
         if rendezvous is not None and rendezvous.rank > 0:
             launched.serve_rank(self.backend, self.communicator, rendezvous, self.library)
             return EXIT_HELD
@@ -125,6 +142,16 @@ def reproduction_of(result: "SuiteResult", finding: "Finding") -> Reproduction:
     )
 
 
+def remove_programs(folder: Path) -> None:
+    """Remove the files of an earlier run from a folder, and nothing that was not written by one.
+
+    Raises `OSError` where one cannot be removed.
+    """
+    for path in sorted(folder.glob("*.py")):
+        if path.is_file() and MARK in path.read_text("utf-8", errors="replace").splitlines():
+            path.unlink()
+
+
 def python_source(reproduction: Reproduction, about: str, what: str) -> str:
     """The text of a file that plays it; `about` says what was judged, `what` what was seen."""
     lines = [
@@ -140,7 +167,7 @@ def python_source(reproduction: Reproduction, about: str, what: str) -> str:
         "from equipoise.hal.conformance.program import Case, Program, Step",
         "from equipoise.hal.conformance.reproduce import Reproduction",
         "",
-        "REPRODUCTION = Reproduction(",
+        MARK,
         *(
             f"    {name}={_literal(getattr(reproduction, name))},"
             for name in ("property", "executor", "backend", "communicator")

@@ -11,6 +11,7 @@ from equipoise.hal.conformance.profile import RunTarget
 from equipoise.hal.conformance.program import case_to_json
 from equipoise.hal.conformance.search import (
     PropertyHeld,
+    PropertyNotJudged,
     PropertyReported,
     PropertyUnsupported,
     PropertyViolated,
@@ -35,6 +36,7 @@ STATUS_OF_VERDICT: Mapping[type, Status] = {
     PropertyReported: Status.REPORTED,
     PropertyViolated: Status.VIOLATED,
     PropertyUnsupported: Status.UNSUPPORTED,
+    PropertyNotJudged: Status.NOT_JUDGED,
 }
 """What a verdict is called."""
 
@@ -127,6 +129,13 @@ class ClauseFinding:
         }
         return ", ".join(sorted(names))
 
+    @property
+    def obstacles(self) -> str:
+        """Why properties that judge it were not played, or nothing."""
+        verdicts = [finding.verdict for finding in self.findings]
+        reasons = [v.reason for v in verdicts if isinstance(v, PropertyNotJudged)]
+        return "; ".join(dict.fromkeys(reasons))
+
 
 STATUS_PRECEDENCE = (
     Status.VIOLATED,
@@ -196,6 +205,7 @@ class SuiteResult:
         expectations: violations that are known.
         steer: what received the schedule of each case, as PACKAGE:OBJECT.
         launcher: what a command needs before it where a launcher started the ranks, or nothing.
+        interruption: what ended the run before all properties were played, or None.
     """
 
     backend: str
@@ -211,6 +221,7 @@ class SuiteResult:
     library: str | None = None
     steer: str | None = None
     launcher: str = ""
+    interruption: BaseException | None = None
 
     @property
     def subject(self) -> str:
@@ -284,9 +295,11 @@ class SuiteResult:
 
     @property
     def exit_code(self) -> int:
-        """1 when a clause is violated that is not expected to be, or held that is; else 0."""
-        violated = any(finding.status is Status.VIOLATED for finding in self.findings)
-        return int(violated or bool(self.unexpected_passes(Shows.ALWAYS)))
+        """1 when a clause is violated that is not expected to be, or held that is, or when a
+        property could not be judged; else 0."""
+        statuses = (Status.VIOLATED, Status.NOT_JUDGED)
+        failed = any(finding.status in statuses for finding in self.findings)
+        return int(failed or bool(self.unexpected_passes(Shows.ALWAYS)))
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -299,7 +312,8 @@ class SuiteResult:
             "profile": self.profile,
             "seed": self.seed,
             "seconds": round(self.seconds, 1),
-            "exit_code": self.exit_code,
+            "exit_code": None if self.interruption else self.exit_code,
+            "interrupted": self.interruption is not None,
             "levels": {finding.level.value: finding.to_json() for finding in self.levels()},
             "unexpected_passes": [
                 str(expected) for shows in Shows for expected in self.unexpected_passes(shows)
@@ -310,6 +324,7 @@ class SuiteResult:
                     "cases": clause_finding.cases,
                     "lacking": clause_finding.missing_capabilities,
                     "figures": clause_finding.figures,
+                    "reason": clause_finding.obstacles,
                 }
                 for clause_finding in self.clauses()
             },
@@ -330,6 +345,8 @@ def combine_findings(clause: str, findings: Sequence[Finding]) -> ClauseFinding:
 def _detail(verdict: Verdict) -> dict[str, Any]:
     if isinstance(verdict, PropertyUnsupported):
         return {"capability": verdict.capability}
+    if isinstance(verdict, PropertyNotJudged):
+        return {"reason": verdict.reason}
     if isinstance(verdict, PropertyHeld):
         return {"cases": verdict.cases}
     if isinstance(verdict, PropertyReported):

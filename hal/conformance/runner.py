@@ -1,7 +1,8 @@
 """One run of the suite on one backend: which properties on which executors, and their results."""
 
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,6 +20,9 @@ from equipoise.hal.conformance.expected_violations import Expectation
 from equipoise.hal.conformance.profile import (
     CASES,
     FAULT_CASES,
+    MAX_EXPIRED_PLAYS,
+    MAX_EXPIRED_SHRINKS,
+    MAX_HUNG_PROPERTIES,
     MAX_SHRINKS,
     SHORT_DEADLINE_SHARE,
     Executor,
@@ -34,12 +38,27 @@ from equipoise.hal.conformance.property import (
     lock_support,
 )
 from equipoise.hal.conformance.result import Finding, Status, SuiteResult
-from equipoise.hal.conformance.search import PropertyViolated, SearchSettings, search
-from equipoise.hal.conformance.subject import Subject, missing_capability
+from equipoise.hal.conformance.search import (
+    PropertyNotJudged,
+    PropertyViolated,
+    SearchSettings,
+    Verdict,
+    search,
+)
+from equipoise.hal.conformance.subject import SIGNATURES, Subject, missing_capability
 from equipoise.hal.errors import UsageError
 
 LOCK_LETTER = "L"
 """Of the clauses of the stream lock."""
+HANG = "C8"
+"""The clause of a rank that does not answer."""
+METHODS = "M17"
+"""The clause of the methods of an expert-parallel library."""
+MISSING_MEMBERS = (
+    re.compile(r"(\w+)(?: for \w+:)? has no (?!attribute)(\w+)"),
+    re.compile(r"'(\w+)' object has no attribute '(\w+)'"),
+)
+"""A class and what it lacks, as violations of signatures say it, and as Python does."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +68,6 @@ class PropertyRun:
     claim: Property
     subject: Subject
     executor: Executor
-
-
-SIGNATURES = "R3"
-"""The clause of signatures."""
-METHODS = "M17"
-"""The clause of the methods of an expert-parallel library."""
 
 
 class ProgressListener(Protocol):
@@ -111,19 +124,34 @@ def run_properties(
     would say so again.
     """
     watcher.begin(len(plan))
+    earlier: list[Finding] = []
     for bout in plan:
         watcher.next(bout)
-        finding = _marked(_play(bout, search_settings(bout, options)), options.expectations)
+        finding = _marked(play_property(bout, options, earlier), options.expectations)
+        earlier.append(finding)
         watcher.found(finding)
         yield finding
         if finding.status_for(METHODS) in (Status.VIOLATED, Status.EXPECTED):
             return
 
 
-def search_settings(run: PropertyRun, options: RunOptions) -> SearchSettings:
-    """How hard to look at one property."""
-    cases = options.cases or _cases(run, options.profile)
-    return SearchSettings(cases=cases, seed=options.seed, max_shrinks=MAX_SHRINKS[run.executor])
+def search_settings(
+    run: PropertyRun, options: RunOptions, earlier: Sequence[Finding] = ()
+) -> SearchSettings:
+    """How hard to look at one property, after what was found before."""
+    profile = options.profile
+    left = MAX_EXPIRED_PLAYS[profile] - sum(v.expired_plays for v in _violations(earlier))
+    return SearchSettings(
+        cases=options.cases or _cases(run, profile),
+        seed=options.seed,
+        max_shrinks=MAX_SHRINKS[run.executor],
+        max_expired_shrinks=min(MAX_EXPIRED_SHRINKS[profile], max(0, left)),
+    )
+
+
+def _violations(findings: Iterable[Finding]) -> list[PropertyViolated]:
+    verdicts = (finding.verdict for finding in findings)
+    return [verdict for verdict in verdicts if isinstance(verdict, PropertyViolated)]
 
 
 def _cases(run: PropertyRun, profile: Profile) -> int:
@@ -149,9 +177,13 @@ def _marked(finding: Finding, expectations: Sequence[Expectation]) -> Finding:
     return replace(finding, expectation=next(covering, None))
 
 
-def _play(run: PropertyRun, settings: SearchSettings) -> Finding:
+def play_property(run: PropertyRun, options: RunOptions, earlier: Sequence[Finding]) -> Finding:
+    """Play one property, unless what was found earlier in the run says that it can show nothing."""
     began = time.monotonic()
-    verdict = search(run.claim, run.subject, settings)
+    verdict: Verdict | None = _hung_before(run, options.profile, earlier)
+    if verdict is None:
+        found = search(run.claim, run.subject, search_settings(run, options, earlier))
+        verdict = _told_before(found, earlier) or found
     return Finding(
         property_name=run.claim.name,
         family=run.claim.family,
@@ -160,6 +192,46 @@ def _play(run: PropertyRun, settings: SearchSettings) -> Finding:
         verdict=verdict,
         seconds=time.monotonic() - began,
     )
+
+
+def _hung_before(
+    run: PropertyRun, profile: Profile, earlier: Sequence[Finding]
+) -> PropertyNotJudged | None:
+    """That ranks have hung too often for a further property on them to be worth the wait."""
+    hung = [
+        finding.property_name
+        for finding in earlier
+        if run.executor is Executor.RANKS
+        and finding.executor == run.executor
+        and any(v.clause == HANG and v.expired_plays for v in _violations([finding]))
+    ]
+    if len(hung) < MAX_HUNG_PROPERTIES[profile] or missing_capability(
+        run.claim, run.subject.traits
+    ):
+        return None
+    return PropertyNotJudged(f"ranks hung in {len(hung)} properties before ({HANG})")
+
+
+def _told_before(verdict: Verdict, earlier: Sequence[Finding]) -> PropertyNotJudged | None:
+    """That a violation is nothing but a method that is missing, which was said before."""
+    if not isinstance(verdict, PropertyViolated):
+        return None
+    told = {
+        member
+        for violation in _violations(earlier)
+        if violation.clause == SIGNATURES
+        for member in _missing_members(violation)
+    }
+    missing = _missing_members(verdict)
+    if not missing or not told.issuperset(missing):
+        return None
+    return PropertyNotJudged(
+        "; ".join(f"{kind} has no {name} ({SIGNATURES})" for kind, name in missing)
+    )
+
+
+def _missing_members(violation: PropertyViolated) -> list[tuple[str, str]]:
+    return [member for pattern in MISSING_MEMBERS for member in pattern.findall(violation.what)]
 
 
 def _judged_clauses(prop: Property, traits: Traits) -> tuple[str, ...]:
@@ -208,6 +280,9 @@ class ConformanceRun:
     def run(self, watcher: ProgressListener) -> SuiteResult | None:
         """Play everything; None on ranks that a launcher started and that are not the first.
 
+        Where it is interrupted, by Ctrl-C or a signal that raises, the result is that of the
+        properties which had ended, and holds what was raised.
+
         Raises:
             BackendUnavailable: a backend is unknown, or cannot run here.
             UsageError: the device cannot be steered.
@@ -221,11 +296,25 @@ class ConformanceRun:
             launched.serve_rank(self.backend, self.communicator, rendezvous, self.library)
             return None
         began = time.monotonic()
+        findings: list[Finding] = []
+        interruption: BaseException | None = None
         with self.subjects(rendezvous) as subjects:
             plan = plan_runs(self.properties(), subjects)
-            partial_levels = _levels(plan_runs(self._possible_properties(), subjects), plan)
+            if not plan:
+                raise UsageError(
+                    f"no property of the families {', '.join(self.families)} and the levels "
+                    f"{', '.join(self.levels)} judges {self.subject_name}: ask for others"
+                )
             how = RunOptions(self.profile, self.seed, self.cases, self.expectations)
-            findings = tuple(run_properties(plan, how, watcher))
+            try:
+                for finding in run_properties(plan, how, watcher):
+                    findings.append(finding)
+            except Exception:
+                raise
+            except BaseException as error:
+                interruption = error
+            possible = plan_runs(self._possible_properties(), subjects)
+            partial_levels = _levels(possible, plan[: len(findings)])
             most = max(size for subject in subjects.values() for size in subject.traits.group_sizes)
         return SuiteResult(
             backend=self.backend,
@@ -235,12 +324,20 @@ class ConformanceRun:
             ranks=most,
             profile=self.profile.value,
             seed=self.seed,
-            findings=findings,
+            findings=tuple(findings),
             seconds=time.monotonic() - began,
             partial_levels=partial_levels,
             steer=self.steer,
             launcher="" if rendezvous is None else f"mpiexec -n {rendezvous.size}",
             expectations=self.expectations,
+            interruption=interruption,
+        )
+
+    @property
+    def subject_name(self) -> str:
+        """What is judged, by name."""
+        return self.library or (
+            self.communicator if self.target is RunTarget.COMMUNICATOR else self.backend
         )
 
     def properties(self) -> list[Property]:

@@ -1,11 +1,22 @@
 """A backend under test, together with the executor that plays cases on it."""
 
+import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.errors import Violation
+
+SIGNATURES = "R3"
+"""The clause of signatures. Any property may find it broken: by a method that is not there."""
+SUITE = "equipoise.hal.conformance."
+ASKERS = (SUITE, "equipoise.hal.accelerator")
+"""Modules that ask the objects of a backend for what the protocols name."""
+
+
+class NotJudgeable(Exception):
+    """Raised by `Subject.play` where nothing that the case shows would mean anything; says why."""
 
 
 class Subject(Protocol):
@@ -22,7 +33,10 @@ class Subject(Protocol):
         ...
 
     def play(self, prop: Property, case: Case) -> str | None:
-        """Play one case of a property; returns what it reports. Raises `Violation`."""
+        """Play one case of a property; returns what it reports.
+
+        Raises `Violation`, or `NotJudgeable` where an earlier case has spoilt the subject.
+        """
         ...
 
     def close(self) -> None:
@@ -39,7 +53,26 @@ def to_violation(prop: Property, error: BaseException) -> Violation:
     """The violation that an error means: itself if it is one, else that of an unexpected error."""
     if isinstance(error, Violation):
         return error
+    missing = missing_member(error)
+    if missing is not None:
+        return Violation(SIGNATURES, missing)
     return Violation(prop.clauses[0], describe_error(error))
+
+
+def missing_member(error: BaseException) -> str | None:
+    """ "CLASS has no NAME" where the suite asked a backend's object for what it lacks, else None.
+
+    Only where the suite itself asked: what a backend misses among its own objects says nothing of
+    the protocols.
+    """
+    if not isinstance(error, AttributeError) or not error.name or error.__traceback__ is None:
+        return None
+    frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+    kind = error.obj if isinstance(error.obj, type) else type(error.obj)
+    asked = str(frame.f_globals.get("__name__", "")).startswith(ASKERS)
+    if not asked or error.obj is None or kind.__module__.startswith(SUITE):
+        return None
+    return f"{kind.__name__} has no {error.name}"
 
 
 def describe_error(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise import install_command
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.capabilities import Available, Probe, Unavailable
 from equipoise.hal.communicator import Fabric
@@ -134,7 +135,7 @@ class DistributeLibrary:
     def probe(self) -> Probe:
         """Whether torch_npu is installed."""
         if importlib.util.find_spec(self.module) is None:
-            return Unavailable("torch_npu is not installed: pip install 'equipoise[ascend]'")
+            return Unavailable(f"torch_npu is not installed: {install_command('ascend')}")
         return Available("npu_moe_distribute_dispatch and npu_moe_distribute_combine")
 
     def open(

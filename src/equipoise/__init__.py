@@ -145,7 +145,15 @@ def __getattr__(name: str) -> object:
         return import_module(f"equipoise.{_EVENTS}")
     if name not in _MODULE:
         raise AttributeError(f"module 'equipoise' has no attribute {name!r}{_hint(name)}")
-    return getattr(import_module(f"equipoise.{_MODULE[name]}"), name)
+    try:
+        module = import_module(f"equipoise.{_MODULE[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"equipoise.{name} needs torch: {install_command('torch')}", name="torch"
+        ) from error
+    return getattr(module, name)
 
 
 def _hint(name: str) -> str:

@@ -138,7 +138,9 @@ class Option:
         least, most: range of a number; with `above`, `least` itself is not in it.
         needs: another option without which it says nothing, by key, and why.
         rare: shown by `--help-all` only.
-        key: name of the field; the flag has hyphens for its underscores.
+        key: in a configuration file, given where it is not the name of the field; the flag has
+            hyphens for its underscores.
+        field: name of the field.
         value: default of the field.
     """
 
@@ -156,6 +158,7 @@ class Option:
     needs: tuple[str, str] | None = None
     rare: bool = False
     key: str = ""
+    field: str = ""
     value: Any = None
 
     @property
@@ -236,9 +239,10 @@ def options_of(settings: type, keys: Container[str] | None = None) -> dict[str, 
         hint, option = _declared(field.type, Option)
         if option is None or (keys is not None and field.name not in keys):
             continue
+        key = option.key or field.name
         value = None if field.default is MISSING else field.default
         kind = kind_of(hint) if option.kind is NAME else option.kind
-        options[field.name] = replace(option, kind=kind, key=field.name, value=value)
+        options[key] = replace(option, kind=kind, key=key, field=field.name, value=value)
     return options
 
 

@@ -28,8 +28,8 @@ JUDGE = (
 )
 
 
-def call(*command: str | Path) -> str:
-    """Standard output of a command that must succeed, without this tree on its path."""
+def call(*command: str | Path, folder: Path | None = None) -> str:
+    """Standard output of a command that must succeed in a folder, without this tree on its path."""
     free = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     completed = subprocess.run(
         [str(word) for word in command],
@@ -38,6 +38,7 @@ def call(*command: str | Path) -> str:
         text=True,
         timeout=WATCHDOG,
         check=False,
+        cwd=folder,
     )
     assert completed.returncode == 0, f"{completed.stdout}\n{completed.stderr}"
     assert "Warning" not in completed.stderr
@@ -136,6 +137,20 @@ def test_wheel_alone_judges_communicator_on_host(python: Path) -> None:
     assert text.startswith("conformance of gloo (on host), up to 2 ranks")
 
 
+def test_wheel_alone_judges_expert_parallel_library(python: Path, tmp_path: Path) -> None:
+    """The library of the page, in the working directory of the command, which is a script."""
+    page = (ROOT / "docs" / "expert-parallel-conformance.md").read_text()
+    [source] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "all_gather_library.py").write_text(source)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(python.parents[1])}))
+    script = packages / "bin" / "equipoise-conformance"
+    library = ("--expert-parallel", "all_gather_library:LIBRARY")
+    options = ("--ranks", "2", "--cases", "2", "--quiet")
+    text = call(python, script, *library, *options, folder=tmp_path)
+    assert text.startswith("conformance of all_gather_library:LIBRARY (on host with gloo)")
+    assert "the contract is kept: " in text.splitlines()[-1]
+
+
 def test_wheel_environment_holds_no_other_package(python: Path) -> None:
     script = f"""
 from importlib import import_module
@@ -149,10 +164,12 @@ for name in {ABSENT}:
     assert call(python, "-c", script) == ""
 
 
-def test_wheel_brings_its_command_and_its_communicators(wheel: Path) -> None:
+def test_wheel_brings_its_command_and_its_adapters(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         [entries] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         text = archive.read(entries).decode()
     assert "equipoise-conformance = equipoise.cli.conformance_command:main" in text
     assert "gloo = equipoise.backends.cpu:GLOO" in text
+    assert "deep-ep = equipoise.integrations.expert_parallel.deep_ep:NORMAL" in text
+    assert "fixed-capacity" not in text, "our exchange, which the wheel does not hold"
     assert "nccl" not in text, "a communicator that the wheel does not hold"

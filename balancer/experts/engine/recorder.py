@@ -13,7 +13,10 @@ from equipoise.balancer.experts.engine.states import (
     Idle,
     Proposed,
     RebalanceReport,
+    Staged,
     State,
+    TransferProgress,
+    Transferring,
     Updating,
     transfer_of,
 )
@@ -24,10 +27,11 @@ from equipoise.balancer.experts.placement import (
     Load,
     Placement,
 )
-from equipoise.balancer.experts.planning.proposal import Proposal
+from equipoise.balancer.experts.planning.proposal import Proposal, StagedProposal
 from equipoise.balancer.experts.routing.routers import Router
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
+    NO_READS,
     BatchSampled,
     BoundaryDone,
     EngineClosed,
@@ -36,9 +40,11 @@ from equipoise.balancer.experts.runtime.events import (
     RebalanceEnded,
     RebalanceRecord,
     RebalanceSkipped,
+    SlotReads,
     StateChanged,
     TraceSpan,
     Track,
+    TransferStarted,
     now,
 )
 
@@ -152,8 +158,17 @@ class EventRecorder:
         number = rebalance_number(state)
         if number is not None and self._open is None:
             self._open = _OpenRebalance(number, at, layout.placement, {})
+        starts = isinstance(self._state, Proposed)
         self._state, self._since = state, at
         self._sink.emit(StateChanged(self._step, at, state_name(state), number))
+        if starts and isinstance(state, Transferring | Staged):
+            self._emit_transfer(state.progress)
+
+    def _emit_transfer(self, progress: TransferProgress) -> None:
+        """Emits what the migration plan copies."""
+        moves, number = progress.proposal.migration.moves, progress.rebalance.number
+        copies = moves.layer, moves.expert, moves.source, moves.slot
+        self._sink.emit(TransferStarted(self._step, number, *copies, self._shape))
 
     def _emit_ended(
         self,
@@ -171,7 +186,8 @@ class EventRecorder:
         )
         placements = opened.placement, placement
         context = self._rank_in_group, self._shape, self._slot_bytes
-        self._sink.emit(RebalanceEnded(record, opened.opened_at, at, placements, *context))
+        reads = _reads(state)
+        self._sink.emit(RebalanceEnded(record, opened.opened_at, at, placements, reads, *context))
 
 
 def state_name(state: State) -> str:
@@ -215,6 +231,15 @@ def _rebalance_record(
         imbalance_before=float(plan.imbalance_before.mean()) / SHARE_ONE if plan else None,
         predicted_imbalance=float(plan.predicted_imbalance.mean()) / SHARE_ONE if plan else None,
     )
+
+
+def _reads(state: State) -> SlotReads:
+    """Returns layer, slot and source slot of all moves, as the migration plan has them."""
+    proposal = proposal_of(state)
+    if not isinstance(proposal, StagedProposal):
+        return NO_READS
+    moves = proposal.migration.moves
+    return moves.layer, moves.slot, moves.source
 
 
 def _span_name(record: RebalanceRecord) -> str:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from equipoise.balancer.experts.placement import (
     BatchCounts,
@@ -21,6 +24,10 @@ from equipoise.balancer.experts.placement import (
     Shares,
 )
 
+Ids = npt.NDArray[np.int32]
+SlotReads: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
+"""Layer, slot, and the slot of that layer that it is read from: int32 (moves,) each."""
+NO_READS: SlotReads = (np.empty(0, np.int32),) * 3
 COMMITTED = "committed"
 """Outcome of a rebalance that changed slots."""
 UNCHANGED = "unchanged"
@@ -94,6 +101,29 @@ class StateChanged:
     at: float
     state: str
     rebalance: int | None
+
+
+@dataclass(frozen=True)
+class TransferStarted:
+    """All ranks agreed on a plan whose weights come from peers; its transfer starts.
+
+    Attributes:
+        step: the boundary before which that was settled.
+        rebalance: number of the rebalance.
+        layers: int32 (copies,), layer of each slot that gets another expert, by chunk.
+        experts: int32 (copies,), the expert that it gets.
+        sources: int32 (copies,), slot of the same layer that is read.
+        slots: int32 (copies,), slot that is filled.
+        shape: numbers of layers, experts, slots and ranks.
+    """
+
+    step: int
+    rebalance: int
+    layers: Ids
+    experts: Ids
+    sources: Ids
+    slots: Ids
+    shape: ExpertShape
 
 
 @dataclass(frozen=True)
@@ -197,6 +227,7 @@ class RebalanceEnded:
         begin: time at which it was opened.
         end: time at which it ended.
         placements: placements when it was opened, and when it ended; -1 is an empty slot.
+        reads: where the plan takes moved slots from; empty if from the host's memory.
         rank_in_group: position of this rank among the ranks that hold slots.
         shape: numbers of layers, experts, slots and ranks.
         slot_bytes: bytes of one slot.
@@ -206,6 +237,7 @@ class RebalanceEnded:
     begin: float
     end: float
     placements: tuple[Placement, Placement]
+    reads: SlotReads
     rank_in_group: int
     shape: ExpertShape
     slot_bytes: int
@@ -282,6 +314,7 @@ EngineEvent = (
     | StepDone
     | BoundaryDone
     | StateChanged
+    | TransferStarted
     | RebalanceSkipped
     | LoadReduced
     | BatchSampled

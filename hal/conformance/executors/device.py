@@ -28,7 +28,7 @@ from equipoise.hal.conformance.executors.leak_detector import (
 from equipoise.hal.conformance.executors.steering import Steer
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
-from equipoise.hal.conformance.subject import compare_answers, to_violation
+from equipoise.hal.conformance.subject import NotJudgeable, compare_answers, to_violation
 from equipoise.hal.errors import StreamTimeout, Unsupported, Violation
 from equipoise.hal.stream import Role, Stream
 
@@ -82,6 +82,8 @@ MAX_PRODUCTS = 16
 """Maximum number of products."""
 STANDSTILL_TIMEOUT = 5.0
 """Seconds after which a stream of a closed device stands still. Waited for after a violation."""
+RECHECK_TIMEOUT = 0.1
+"""Seconds that such a stream gets to show that it has drained since, before each later property."""
 SCRIBBLE = 0xA5
 MAX_REMEMBERED_SIZES = 64
 """How many sizes of dropped memory `scribble_freed_memory` overwrites."""
@@ -236,9 +238,10 @@ class DeviceSubject:
 
         Raises `UsageError` where the device cannot be steered; that breaks no clause.
         """
+        self._check_standstill()
         if self._steer is not None:
             self._steer(case.schedule)
-        self._check_standstill(prop)
+        began = time.monotonic()
         accelerator: Accelerator | None = None
         try:
             accelerator = open_for_rank(self._backend, 0)
@@ -246,16 +249,16 @@ class DeviceSubject:
                 return compare_answers(prop, case, self._answers(prop, case, accelerator))
         except Exception as error:
             violation = to_violation(prop, error)
+            violation.expired = time.monotonic() - began >= WAIT_TIMEOUT
             if accelerator is not None and _stands_still(accelerator):
                 self._stuck = prop.name, accelerator
                 violation.ends_search = True
             raise violation from error
 
-    def _check_standstill(self, prop: Property) -> None:
-        """Raise `Violation` while a stream of an earlier case stands still."""
-        if self._stuck is not None and _stands_still(self._stuck[1]):
-            since = f"a stream stands still since {self._stuck[0]} was played"
-            raise Violation(prop.clauses[0], since, ends_search=True)
+    def _check_standstill(self) -> None:
+        """Raise `NotJudgeable` while a stream of an earlier case stands still."""
+        if self._stuck is not None and _stands_still(self._stuck[1], RECHECK_TIMEOUT):
+            raise NotJudgeable(f"a stream stands still since {self._stuck[0]} was played")
         self._stuck = None
 
     def _answers(self, prop: Property, case: Case, accelerator: Accelerator) -> list[object]:
@@ -267,11 +270,11 @@ class DeviceSubject:
         """Nothing is held between cases."""
 
 
-def _stands_still(accelerator: Accelerator) -> bool:
+def _stands_still(accelerator: Accelerator, timeout: float = STANDSTILL_TIMEOUT) -> bool:
     """Whether a stream does not drain, although the accelerator was closed."""
     for role in Role:
         try:
-            accelerator.stream(role).synchronize(STANDSTILL_TIMEOUT)
+            accelerator.stream(role).synchronize(timeout)
         except StreamTimeout:
             return True
         except Exception:  # it has drained, and says that it failed or was closed

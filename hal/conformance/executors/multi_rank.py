@@ -34,9 +34,6 @@ TIME_INDEPENDENT_CLAUSES = ("C8", "R1")
 more, and what is left over in the end is counted."""
 MAX_DEADLINE_RATIO = 2.0
 """A fabric serves later cases too, unless its deadline is this many times longer than they need."""
-EXPIRED_PLAYS = 25
-"""A violation that took the wait for a long deadline counts as so many plays of its shrinking: each
-costs 15 to 40 s, and what it is shrunk to is seldom smaller than after a few."""
 WATCHDOG = 25.0
 """Seconds beyond the deadline that a rank may take to answer."""
 
@@ -188,8 +185,8 @@ class MultiRankSubject:
                 self._close_fabrics_quietly()
                 if not self._retry_with_longer_deadline(prop, error):
                     violation = to_violation(prop, error)
-                    if time.monotonic() - began >= self._deadlines[DeadlineLength.LONG]:
-                        violation.plays = EXPIRED_PLAYS
+                    lasted = time.monotonic() - began
+                    violation.expired = lasted >= self._deadlines[DeadlineLength.LONG]
                     raise violation from error
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from equipoise.hal.conformance.executors.leak_detector import LeakDetector
 from equipoise.hal.conformance.executors.property_reference import resolve_property
 from equipoise.hal.conformance.executors.worker_process import serve_requests
 from equipoise.hal.conformance.program import Case, case_from_json
-from equipoise.hal.conformance.subject import describe_error
+from equipoise.hal.conformance.subject import SIGNATURES, describe_error, missing_member
 from equipoise.hal.errors import CommunicatorError, ControlError, Violation
 from equipoise.hal.expert_parallel import ExpertParallelLibrary
 
@@ -117,6 +117,9 @@ class RankWorker:
         except (CommunicatorError, ControlError) as error:
             return {"fault": [FaultPriority.PEER_FAILED, None, describe_error(error)]}
         except Exception as error:
+            missing = missing_member(error)
+            if missing is not None:
+                return {"fault": [FaultPriority.VIOLATION, SIGNATURES, missing]}
             return {"fault": [FaultPriority.RAISED, None, describe_error(error)]}
 
     def _open(self, order: RankRequest) -> list[Any]:

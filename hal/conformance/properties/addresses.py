@@ -119,7 +119,7 @@ def _play_segments(ctx: RankContext, program: Program) -> Play:
         tracked.fixture.guards_intact(),
         "a byte beside a segment, or beside a blob, was written",
     )
-    for what, blob, expected in tracked.packs:
+    for what, blob, expected in (*tracked.packs, *tracked.blobs):
         require_equal("A6", blob, expected, what)
     for slot, expected in tracked.expected_slots.items():
         require_equal(

@@ -194,7 +194,10 @@ FORGETTING = Property(
 
 FAMILY = "control"
 QUESTIONS = 2
-VALUES = ("a", "b", "", "\0c")
+LONG = "long"
+LONG_BALLOT = bytes(range(1, 251)) * 280
+"""A ballot of 70,000 bytes: a plan of many layers is as long."""
+VALUES = ("a", "b", "", "\0c", LONG)
 MAX_BALLOT_STEPS = 10
 LATE = "late"
 REASON = "has done its part"
@@ -235,6 +238,18 @@ def _first_ballots(program: Program) -> dict[tuple[int, int], str]:
     return first
 
 
+def _encode(value: str) -> bytes:
+    """The ballot that a program calls so."""
+    return LONG_BALLOT if value == LONG else value.encode()
+
+
+def _decode(ballot: bytes) -> str:
+    """What a program calls the ballot; a part of the long one is none."""
+    if ballot == LONG_BALLOT:
+        return LONG
+    return ballot.decode() if len(ballot) < len(LONG_BALLOT) // 1000 else f"{len(ballot)} bytes"
+
+
 def _play_ballots(ctx: RankContext, program: Program) -> Play:
     prefix = (yield from ctx.communicator()).purpose
     first = _first_ballots(program)
@@ -257,9 +272,9 @@ def _cast(
     control, name = control_plane(ctx), f"{prefix}/{question}"
     if question not in cast_questions:
         cast_questions.add(question)
-        control.cast(name, value.encode())
+        control.cast(name, _encode(value))
         return
-    error = catch(lambda: control.cast(name, value.encode()), ControlError)
+    error = catch(lambda: control.cast(name, _encode(value)), ControlError)
     what = f"rank {ctx.rank} cast {value!r} on {question} after another ballot"
     require("C1", error, f"{what}: no error")
 
@@ -284,8 +299,8 @@ def _collect(
             "C4", missing == absent, f"{subject}: named {missing or 'nobody'}, {absent} are missing"
         )
         return
-    require("C4", not absent, f"{subject}: got {ballots}, though {absent} are missing")
-    texts = [ballot.decode() for ballot in ballots]
+    require("C4", not absent, f"{subject}: got {len(ballots)}, though {absent} are missing")
+    texts = [_decode(ballot) for ballot in ballots]
     require("C1", texts == expected, f"{subject}: {texts}, first cast were {expected}")
 
 
@@ -310,13 +325,13 @@ def _play_decisions(ctx: RankContext, program: Program) -> Play:
     learned = []
     for step in program.steps_of(ctx.rank):
         question, value = step.args
-        outcome = control.decide(f"{prefix}/{question}", str(value).encode())
-        learned.append([question, outcome.decode()])
+        outcome = control.decide(f"{prefix}/{question}", _encode(str(value)))
+        learned.append([question, _decode(outcome)])
         yield NEXT
     yield from control_barrier(ctx, f"{prefix}/all have proposed")
     for question in sorted({int(step.args[0]) for step in program.steps}):
         outcome = control.decide(f"{prefix}/{question}", LATE.encode())
-        learned.append([question, outcome.decode()])
+        learned.append([question, _decode(outcome)])
     return learned
 
 

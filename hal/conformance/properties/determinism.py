@@ -19,6 +19,7 @@ from equipoise.hal.conformance.fixtures.collectives import (
     PlainBuffers,
     calls_in,
     collective_input,
+    expected_result,
     pseudorandom_bytes,
     raw_bytes,
     require_results,
@@ -100,6 +101,15 @@ def rounding_floats(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64).to(call.dtype).view(call.shape)
 
 
+@lru_cache(maxsize=4096)
+def unusual_floats(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
+    """Small numbers, with an infinity or what is no number here and there."""
+    data = pseudorandom_bytes(torch.Size(call.shape).numel(), "unusual", call, sender, receiver)
+    unusual = {0: math.inf, 1: -math.inf, 2: math.nan}
+    numbers = [unusual.get(byte % 8, float(byte % 8)) for byte in data]
+    return torch.tensor(numbers, dtype=torch.float64).to(call.dtype).view(call.shape)
+
+
 def _copies(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         calls = any_collective_step(traits, ROWS, COPY_OPS)
@@ -148,6 +158,9 @@ def _play_sums(ctx: RankContext, program: Program) -> Play:
         for repeat, original in zip(again, first, strict=True):
             what = f"rank {comm.rank}, once more the same {repeat.call}"
             require_equal("D1", repeat.result, original.result, what)
+    floats = [call for call in calls if call.dtype.is_floating_point]
+    for issued in (yield from run_calls(ctx, comm, floats, PlainBuffers(ctx), unusual_floats)):
+        _require_unusual_sum(comm, issued)
     sums = [to_host(issued.result) for issued in first if issued.call.op == "all_reduce"]
     return [raw_bytes(total).tolist() for total in sums]
 
@@ -173,6 +186,15 @@ def _require_sum(comm: Communicator, issued: InflightCall) -> None:
         require("D1", off <= most, f"{what}, {most:g} is what rounding explains")
 
 
+def _require_unusual_sum(comm: Communicator, issued: InflightCall) -> None:
+    """An infinity, or what is no number, in any addend shows in the sum, as in IEEE 754."""
+    expected = expected_result(issued.call, comm.rank, comm.size, unusual_floats).double()
+    total = to_host(issued.result).double()
+    same = (total == expected) | (total.isnan() & expected.isnan())
+    what = f"rank {comm.rank} after {issued.call}: {total.tolist()}, not {expected.tolist()}"
+    require("D1", bool(same.all()), what)
+
+
 def _judge_sums(_: Program, answers: Sequence[Any]) -> None:
     for rank, answer in enumerate(answers):
         same = answer == answers[0]
@@ -184,7 +206,8 @@ PROPERTIES = (
         name="sums-are-the-same-bits-each-time-and-on-every-rank",
         family=FAMILY,
         clauses=("D1",),
-        claim="Sums repeat to the bit; whole numbers are exact, others as near as rounding allows.",
+        claim="Sums repeat to the bit; whole numbers are exact, others as near as rounding allows, "
+        "and what is no number stays none.",
         programs=_sums,
         play=_play_sums,
         judge=_judge_sums,

@@ -43,6 +43,7 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     joint_operation,
     operations,
     optional_warm_step,
+    require_works,
     several_ranks,
     unmatched_steps,
     wait_and_check,
@@ -235,7 +236,7 @@ def _abort_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_abort(ctx: RankContext, program: Program) -> Play:
-    comm = yield from ctx.communicator()
+    other, comm = (yield from ctx.communicator("other")), (yield from ctx.communicator())
     op, work = issue_unmatched(ctx, comm, program.steps[0])
     yield NEXT
     comm.abort()
@@ -245,6 +246,7 @@ def _play_abort(ctx: RankContext, program: Program) -> Play:
     require("E8", not isinstance(error, OperationTimeout), f"{what}: only its deadline ended it")
     refused = catch(lambda: issue_operation(ctx, comm, joint_operation(comm)), CommunicatorFailed)
     require("E8", refused, f"rank {ctx.rank}: issued on a communicator that was aborted")
+    yield from require_works("X3", ctx, other, f"{comm.purpose!r} was aborted")
 
 
 ENDS = (
@@ -262,8 +264,9 @@ ENDS = (
     Property(
         name="abort-ends-what-is-in-flight",
         family=FAMILY,
-        clauses=("E8",),
-        claim="After abort every wait ends with an error, long before its deadline.",
+        clauses=("E8", "X3"),
+        claim="After abort every wait ends with an error, long before its deadline; what belongs "
+        "to other communicators does not.",
         programs=_abort_programs,
         play=_play_abort,
         needs=_abort_support,
@@ -545,20 +548,27 @@ def _rebuild_support(traits: Traits) -> str | None:
 
 
 def _rebuild_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """`leave(rank)` for those that are not among the survivors, then traffic of the survivors."""
+    """`leave(rank)` for those that are not among the survivors, then traffic of the survivors;
+    before it perhaps `again`: a second failure, and a second rebuild."""
     leaving = st.lists(UNCLIPPED_RANKS, max_size=2, unique=True)
     steps = st.lists(operations(traits), min_size=1, max_size=MAX_OPERATIONS)
     whole = st.lists(_stale_like_messages(), max_size=MAX_OPERATIONS)
+    again = st.sampled_from(([], [Step("again")]))
 
-    def build(size: int, leaving_ranks: list[int], steps: list[Step], like: list[Step]) -> Program:
+    def build(
+        size: int,
+        leaving_ranks: list[int],
+        again: list[Step],
+        steps: list[Step],
+        like: list[Step],
+    ) -> Program:
         leave = sorted({rank % size for rank in leaving_ranks})[: size - 1]
-        clipped_steps = clip_to_group([*like, *steps], size - len(leave))
-        return make_program(
-            [*(Step("leave", (rank,)) for rank in leave), *deduplicate_messages(clipped_steps)],
-            size,
-        )
+        survivors = size - len(leave)
+        clipped_steps = deduplicate_messages(clip_to_group([*like, *steps], survivors))
+        leaves = [Step("leave", (rank,)) for rank in leave]
+        return make_program([*leaves, *(again if survivors > 1 else []), *clipped_steps], size)
 
-    return st.builds(build, one_common_size(traits), leaving, steps, whole)
+    return st.builds(build, one_common_size(traits), leaving, again, steps, whole)
 
 
 def _stale_like_messages() -> st.SearchStrategy[Step]:
@@ -573,12 +583,14 @@ def _stale_like_messages() -> st.SearchStrategy[Step]:
 def _play_rebuild(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
     leavers = {int(step.args[0]) for step in program.steps if step.op == "leave"}
-    stale = issue_operation(ctx, comm, "isend")
-    yield from wait_for_outcome(ctx, stale, "a message that nobody receives")
+    yield from _send_in_vain(ctx, comm)
     if ctx.rank in leavers:
         return
     survivors = [rank for rank in range(ctx.size) if rank not in leavers]
     comm.rebuild(survivors)
+    if Step("again") in program.steps:
+        yield from _send_in_vain(ctx, comm)
+        comm.rebuild(survivors)
     place = (comm.rank, comm.size)
     expected = (survivors.index(ctx.rank), len(survivors))
     require(
@@ -587,9 +599,15 @@ def _play_rebuild(ctx: RankContext, program: Program) -> Play:
     transfers = []
     for number, step in enumerate(program.steps):
         yield NEXT
-        if step.op != "leave":
+        if step.op not in ("leave", "again"):
             transfers.append(issue_step(ctx, comm, step, number))
     yield from wait_and_check(ctx, transfers, "E9")
+
+
+def _send_in_vain(ctx: RankContext, comm: Communicator) -> Play:
+    """Fail the communicator by a message that nobody receives."""
+    stale = issue_operation(ctx, comm, "isend")
+    yield from wait_for_outcome(ctx, stale, "a message that nobody receives")
 
 
 PROPERTIES = (
@@ -608,7 +626,7 @@ PROPERTIES = (
         name="a-rebuilt-communicator-carries-only-what-came-after",
         clauses=("E9",),
         family=FAMILY,
-        claim="After a failure the survivors rebuild, and no older message ever arrives.",
+        claim="After a failure the survivors rebuild, also again, and no older message arrives.",
         programs=_rebuild_programs,
         play=_play_rebuild,
         needs=_rebuild_support,

@@ -36,13 +36,21 @@ ROLES = tuple(role.value for role in Role)[:2]
 
 
 def _graph_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """Launches to be captured, then replays and launches of the ordinary kind."""
+    """Launches to be captured, then replays and launches of the ordinary kind; the graph may be
+    dropped before they have run."""
     digit = st.integers(1, BASE - 1)
     captured = digit.map(lambda digit: Step("captured launch", (digit,)))
     launch = digit.map(lambda digit: Step("launch", (digit,)))
     inside = st.lists(captured, min_size=1, max_size=MAX_CAPTURED)
     after = st.lists(st.one_of(st.just(Step("replay")), launch), max_size=MAX_GRAPH_STEPS)
-    return st.builds(lambda inside, after: make_program([*inside, *after]), inside, after)
+    drop = st.sampled_from(([], [DROP]))
+    return st.builds(
+        lambda *parts: make_program(step for part in parts for step in part), inside, after, drop
+    )
+
+
+DROP = Step("drop")
+"""Last step of a program whose graph is dropped behind its replays."""
 
 
 def _append(number: Tensor, digit: int) -> None:
@@ -64,7 +72,8 @@ def _play_graph(ctx: RankContext, program: Program) -> Play:
     ctx.drain(stream)
     require("B7", int(number) == 0, "what was captured ran before any replay")
     expected: list[Step] = []
-    for step in program.steps[len(inside) :]:
+    dropped = DROP in program.steps
+    for step in program.steps[len(inside) : len(program.steps) - dropped]:
         ctx.inject_delay(stream)
         if step.op == "replay":
             graph.replay(stream)
@@ -72,10 +81,39 @@ def _play_graph(ctx: RankContext, program: Program) -> Play:
             _launch(stream, number, (step,))
         expected.extend(inside if step.op == "replay" else (step,))
         yield NEXT
+    if dropped:
+        del graph
     ctx.drain(stream)
     expected_digits = [int(step.args[0]) for step in expected]
     digits = _digits(int(number))
     require("B7", digits == expected_digits, f"ran {digits}, not {expected_digits}")
+
+
+MANY_CAPTURED = 300
+"""Launches of a graph: a forward pass has hundreds."""
+
+
+def _long_graph_programs(_: Traits) -> st.SearchStrategy[Program]:
+    return st.sampled_from(ROLES).map(lambda role: make_program([Step("long", (role,))]))
+
+
+def _play_long_graph(ctx: RankContext, program: Program) -> Play:
+    """Each launch raises the byte of its own number; two replays raise each twice."""
+    stream = ctx.accelerator.stream(Role(str(program.steps[0].args[0])))
+    counts, graph = ctx.full((MANY_CAPTURED,), 0), ctx.accelerator.graph()
+
+    def launch_all() -> None:
+        for number in range(MANY_CAPTURED):
+            stream.launch(partial(counts[number : number + 1].add_, 1))
+
+    graph.capture(stream, launch_all)
+    for _ in range(2):
+        graph.replay(stream)
+        yield NEXT
+    ctx.drain(stream)
+    wrong = (to_host(counts) != 2).nonzero().flatten().tolist()
+    what = f"of {MANY_CAPTURED} captured launches {len(wrong)} did not run twice: {wrong[:5]}"
+    require("B7", not wrong, what)
 
 
 def _other_stream_programs(_: Traits) -> st.SearchStrategy[Program]:
@@ -136,10 +174,21 @@ GRAPHS = Property(
     name="a-graph-runs-at-its-replays-only",
     family="kernels",
     clauses=("B7",),
-    claim="Capturing runs nothing; each replay runs all of it, in the order of the stream.",
+    claim="Capturing runs nothing; each replay runs all of it, in the order of the stream, also of "
+    "a graph that is dropped.",
     programs=_graph_programs,
     play=_play_graph,
     needs=graph_support,
+)
+LONG_GRAPHS = Property(
+    name="a-graph-holds-hundreds-of-launches",
+    family="kernels",
+    clauses=("B7",),
+    claim="Each replay runs every launch that was captured, however many there are.",
+    programs=_long_graph_programs,
+    play=_play_long_graph,
+    needs=graph_support,
+    large=True,
 )
 REPLAY_STREAM = Property(
     name="a-graph-replays-on-the-stream-it-is-given",

@@ -23,6 +23,7 @@ from equipoise.hal.conformance.fixtures.collectives import (
     PlainBuffers,
     dtype_name,
     dtype_named,
+    require_inputs_kept,
     require_results,
     run_calls,
 )
@@ -45,15 +46,19 @@ from equipoise.hal.conformance.properties.kernels_large import random_bytes
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits, all_of
 
 COPY_BYTES = (65_537, (1 << 20) + 1)
-"""Elements of one byte that a rank gives."""
+"""Elements that a rank gives: bytes at each size, other dtypes at the first."""
 REDUCE_ELEMENTS = (4095, 65_536, (1 << 18) + 1)
-"""Elements of a sum."""
+"""Elements of a sum: the first two dtypes at each size, the others at the first."""
 LARGE_ROW_COUNT, ROW_BYTES = 4099, 5
 """Rows of an uneven all-to-all that one rank gives, and bytes of each."""
 MESSAGE_BYTES = (65_535, (1 << 20) + 1, (4 << 20) + 3)
 """Bytes of a message, and of a blob."""
 MESSAGES_IN_FLIGHT = 130
 """Messages of one rank to another before any is waited for."""
+OPERATIONS, WINDOW = 260, 40
+"""Operations of each kind on one communicator, and how many of them are in flight at once."""
+REPEATED_OPS = ("message", *(op for op in (*COPY_OPS, *REDUCE_OPS) if op not in POINT_TO_POINT_OPS))
+"""Kinds of operations that one communicator serves hundreds of."""
 
 
 def _values(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
@@ -62,7 +67,15 @@ def _values(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     count = torch.Size(call.shape).numel()
     if call.op in REDUCE_OPS:
         return (random_bytes(count, key) % 16).to(call.dtype)
-    return random_bytes(count, key).view(call.dtype).view(call.shape)
+    return random_bytes(call.nbytes, key).view(call.dtype).view(call.shape)
+
+
+def _dtypes_by_size(traits: Traits, key: int) -> list[torch.dtype]:
+    """Bytes, and one dtype of every other item size: what is moved depends on that alone."""
+    by_size: dict[int, list[torch.dtype]] = {}
+    for dtype in copyable_dtypes(traits):
+        by_size.setdefault(dtype.itemsize, []).append(dtype)
+    return [some[key % len(some) if size > 1 else 0] for size, some in sorted(by_size.items())]
 
 
 def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
@@ -71,7 +84,7 @@ def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
     def build(size: int, key: int) -> Program:
         every = offered(traits, (*COPY_OPS, *REDUCE_OPS))
         ops = [op for op in every if size > 1 or op not in POINT_TO_POINT_OPS]
-        kinds = {"moved": copyable_dtypes(traits)[:1], "summed": reducible_dtypes(traits)[:2]}
+        kinds = {"moved": _dtypes_by_size(traits, key), "summed": reducible_dtypes(traits)}
         names = {name: "+".join(map(dtype_name, some)) for name, some in kinds.items()}
         return make_program([Step(op, (key + place,)) for place, op in enumerate(ops)], size, names)
 
@@ -79,16 +92,17 @@ def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _calls(program: Program, step: Step) -> list[CollectiveCall]:
-    """The calls of a step: every declared dtype, at every size."""
+    """The calls of a step: every dtype at the smallest size, the first of them at all."""
     sums = step.op in REDUCE_OPS
+    sizes, at_all = (REDUCE_ELEMENTS, 2) if sums else (COPY_BYTES, 1)
     names = str(program.setting("summed" if sums else "moved")).split("+")
     (key,) = (int(number) for number in step.args)
     source = key % program.size if step.op == "broadcast" else 0
     return [
         CollectiveCall(step.op, dtype_named(name), (count,), source, key)
-        for name in names
+        for place, name in enumerate(names)
         if name
-        for count in (REDUCE_ELEMENTS if sums else COPY_BYTES)
+        for count in (sizes if place < at_all else sizes[:1])
     ]
 
 
@@ -100,6 +114,7 @@ def _play_collectives(ctx: RankContext, program: Program) -> Play:
         for call in _calls(program, step):
             issued += yield from run_calls(ctx, comm, [call], PlainBuffers(ctx), _values)
     require_results("X4", comm, issued, _values)
+    require_inputs_kept("X4", comm, issued)
 
 
 def _uneven_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -191,6 +206,36 @@ def _play_many_messages(ctx: RankContext, program: Program) -> Play:
     yield from wait_and_check(ctx, transfers, "P2")
 
 
+def _many_operations(traits: Traits) -> st.SearchStrategy[Program]:
+    """`each(kind, ...)`: so many operations of each kind, in turn."""
+    kinds = tuple(offered(traits, REPEATED_OPS))
+    return st.builds(
+        lambda size: make_program([Step("each", (OPERATIONS, *kinds))], size),
+        one_common_size(traits),
+    )
+
+
+def _play_many_operations(ctx: RankContext, program: Program) -> Play:
+    """A window of them is in flight, and ends before the next."""
+    comm = yield from ctx.communicator()
+    count, *kinds = program.steps[0].args
+    in_flight: dict[str, list[IssuedOperation | None]] = {"P2": [], "X4": []}
+    for number in range(int(count)):
+        for kind in map(str, kinds):
+            rest = {"message": (0, 1, 4), "broadcast": (4, number % comm.size)}.get(kind, (4,))
+            transfer = issue_step(ctx, comm, Step(kind, rest), number)
+            in_flight["P2" if kind == "message" else "X4"].append(transfer)
+        if (number + 1) % WINDOW == 0:
+            yield from _finish(ctx, in_flight)
+    yield from _finish(ctx, in_flight)
+
+
+def _finish(ctx: RankContext, in_flight: dict[str, list[IssuedOperation | None]]) -> Play:
+    for clause, transfers in in_flight.items():
+        yield from wait_and_check(ctx, transfers, clause)
+        transfers.clear()
+
+
 SHAPES = (
     Property(
         name="collectives-equal-their-definitions-at-any-size",
@@ -235,6 +280,17 @@ PROGRESS = (
         programs=_many_messages,
         play=_play_many_messages,
         needs=all_of(several_ranks, offers("message")),
+        scope=PropertyScope.GROUP,
+        large=True,
+    ),
+    Property(
+        name="a-communicator-serves-hundreds-of-operations",
+        family="progress",
+        clauses=("X4", "P2"),
+        claim="The hundreds of operations of a long run are all as good as the first.",
+        programs=_many_operations,
+        play=_play_many_operations,
+        needs=all_of(several_ranks, offers_any(*REPEATED_OPS)),
         scope=PropertyScope.GROUP,
         large=True,
     ),

@@ -188,12 +188,15 @@ def _acquire_and_release(ctx: RankContext, lock: StreamLock, role: str) -> Event
 
 
 def _play_one_signal(ctx: RankContext, program: Program) -> Play:
-    lock = ctx.accelerator.stream_lock(ctx.timeout)
+    """Another lock is signalled first, which lets nobody go on who waits for this one."""
+    lock, other = (ctx.accelerator.stream_lock(ctx.timeout) for _ in range(2))
+    other.signal(other.epoch)
     entered: list[Event] = []
     for step in program.steps:
         if step.op == "signal":
             require("L1", not _reached_count(entered), "a waiter went on before any signal")
-            lock.signal(lock.epoch)
+            refused = catch(partial(lock.signal, lock.epoch), LockMisuse)
+            require("L1", not refused, f"another lock was signalled, and this one says {refused}")
         else:
             entered.append(_acquire_and_release(ctx, lock, str(step.args[0])))
         yield NEXT
@@ -273,7 +276,8 @@ ONE_WAITER = Property(
     name="one-signal-lets-one-waiter-go-on",
     family=FAMILY,
     clauses=("L1",),
-    claim="Of all waiters, early and late, on any streams, one signal releases exactly one.",
+    claim="Of all waiters, early and late, on any streams, one signal releases exactly one, and "
+    "none of another lock.",
     programs=_one_signal_programs,
     play=_play_one_signal,
     needs=lock_support,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
 
 import torch
@@ -12,7 +12,14 @@ from torch import Tensor
 from equipoise.hal.conformance.context import NEXT, Play, RankContext, catch, require, to_host
 from equipoise.hal.conformance.fixtures.happens_before import HappensBefore
 from equipoise.hal.conformance.program import Program, Step, make_program
-from equipoise.hal.conformance.property import Property, Traits, concurrent_roles, holdable_stream
+from equipoise.hal.conformance.property import (
+    Property,
+    Traits,
+    all_of,
+    concurrent_roles,
+    concurrent_streams,
+    holdable_stream,
+)
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event, Role, Stream
 
@@ -273,7 +280,7 @@ def _steps(roles: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[l
         launch.map(lambda step: [step]),
         st.builds(_launch_and_record, launch, event),
         st.builds(_wait_and_launch, launch, event),
-        st.builds(_hand_over, event, st.permutations(roles), st.integers(0, 1)),
+        st.builds(_hand_over, event, st.permutations(roles), st.sampled_from(HAND_OVERS)),
         st.just([Step("pause")]),
     )
     return st.lists(pieces, min_size=least, max_size=most).map(lambda parts: list(chain(*parts)))
@@ -287,14 +294,23 @@ def _wait_and_launch(launch: Step, event: int) -> list[Step]:
     return [Step("wait", (launch.args[0], event)), launch]
 
 
-def _hand_over(event: int, roles: list[str], again: int) -> list[Step]:
-    """From one stream to another; the event is recorded `again` times while it is waited for."""
+HAND_OVERS = ("plain", "record", "drop")
+"""What becomes of the event while it is waited for."""
+
+
+def _hand_over(event: int, roles: list[str], then: str) -> list[Step]:
+    """From one stream to another; `then` the event is recorded again, or dropped."""
     first, second, last = roles[0], roles[-1], roles[len(roles) // 2]
     *start, end = [
         *_launch_and_record(Step("launch", (first,)), event),
         *_wait_and_launch(Step("launch", (second,)), event),
     ]
-    return [*start, *[Step("record", (event, last))] * again, end]
+    between = {
+        "plain": [],
+        "record": [Step("record", (event, last))],
+        "drop": [Step("drop", (event,))],
+    }
+    return [*start, *between[then], end]
 
 
 def _valid(steps: list[Step]) -> list[Step]:
@@ -303,7 +319,7 @@ def _valid(steps: list[Step]) -> list[Step]:
     for step in steps:
         if step.op == "wait" and not order.is_recorded(int(step.args[1])):
             continue
-        if step.op == "launch" and len(order.launches) >= MAX_LAUNCHES:
+        if step.op in ("launch", "nest") and len(order.launches) >= MAX_LAUNCHES:
             continue
         _apply_to_model(order, step)
         valid.append(step)
@@ -312,16 +328,21 @@ def _valid(steps: list[Step]) -> list[Step]:
 
 def _apply_to_model(order: HappensBefore, step: Step) -> None:
     """What the step means to the oracle."""
-    if step.op in ("launch", "hold"):
+    for _ in range({"launch": 1, "hold": 1, "nest": 2}.get(step.op, 0)):
         order.launch(str(step.args[0]))
-    elif step.op == "record":
+    if step.op == "record":
         order.record(int(step.args[0]), str(step.args[1]))
+    elif step.op == "drop":
+        order.forget(int(step.args[0]))
     elif step.op == "wait":
         order.wait(str(step.args[0]), int(step.args[1]))
 
 
 def _launch_programs(_: Traits) -> st.SearchStrategy[Program]:
-    return _steps(ROLES, least=2, most=6).map(lambda steps: make_program(_valid(steps)))
+    """`nest(role)` launches a program that launches another, on the same stream."""
+    nests = st.lists(st.sampled_from(ROLES).map(lambda role: Step("nest", (role,))), max_size=1)
+    step_lists = st.tuples(_steps(ROLES, 0, 3), nests, _steps(ROLES, 1, 3))
+    return step_lists.map(lambda parts: make_program(_valid(list(chain(*parts)))))
 
 
 def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -359,16 +380,38 @@ class _LaunchRunner:
             "record": self.record,
             "wait": self.wait,
             "hold": self.hold,
+            "drop": self.drop,
+            "nest": self.nest,
         }
         calls[step.op](*step.args)
 
     def stream(self, role: str) -> Stream:
         return self.ctx.accelerator.stream(Role(role))
 
+    def drop(self, number: int) -> None:
+        """Forget the event, whoever may wait for it; the next recording is into a new one."""
+        self.events.pop(number, None)
+
     def event(self, number: int) -> Event:
         return self.events.setdefault(number, self.ctx.accelerator.event())
 
     def launch(self, role: str) -> None:
+        self.ctx.inject_delay(self.stream(role))
+        self.stream(role).launch(self.next_mark())
+
+    def nest(self, role: str) -> None:
+        """What is launched inside a program runs there, ahead of the rest of the program."""
+        stream, inner, outer = self.stream(role), self.next_mark(), self.next_mark()
+
+        def program() -> None:
+            stream.launch(inner)
+            outer()
+
+        self.ctx.inject_delay(stream)
+        stream.launch(program)
+
+    def next_mark(self) -> Callable[[], None]:
+        """What the next launch does."""
         row, flags, number = self.rows[self.launched], self.flags, self.launched
         self.launched += 1
 
@@ -378,8 +421,7 @@ class _LaunchRunner:
             # waits for the stream.
             flags[number : number + 1].fill_(1)
 
-        self.ctx.inject_delay(self.stream(role))
-        self.stream(role).launch(mark)
+        return mark
 
     def record(self, number: int, role: str) -> None:
         self.stream(role).record(self.event(number))
@@ -411,7 +453,7 @@ class _LaunchRunner:
 
 def _launch_runner(ctx: RankContext) -> _LaunchRunner:
     """Flags that are all down."""
-    most = MAX_LAUNCHES + 1  # the hold has a number too
+    most = MAX_LAUNCHES + 2  # the hold has a number too, and a nested launch has two
     return _LaunchRunner(ctx, ctx.full((most,), 0), ctx.full((most, most), 0))
 
 
@@ -421,6 +463,8 @@ def _violated_clause(steps: tuple[Step, ...]) -> str:
     for step in steps:
         if step.op == "wait":
             waited.add(step.args[1])
+        elif step.op == "drop":
+            waited.discard(step.args[0])
         elif step.op == "record" and step.args[0] in waited:
             return "O4"
     return "O2"
@@ -456,6 +500,68 @@ def _play_held(ctx: RankContext, program: Program) -> Play:
             require(clause, not late, f"launch {number} is held up, though nothing orders it so")
     runner.release()
     runner.judge(order, clause)
+
+
+MANY = 300
+"""Launches on one stream, and events: pools and queues of vendors have a size."""
+
+
+def _many_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """`many(from, to)`: the stream that has many launches, and the one that waits for events."""
+    roles = concurrent_roles(traits)
+    return st.permutations(roles).map(lambda pair: make_program([Step("many", tuple(pair[:2]))]))
+
+
+def _play_many(ctx: RankContext, program: Program) -> Play:
+    """Each launch is recorded into an event of its own.
+
+    The last event is recorded on a stream that is held, so that a stream which waits for all others
+    shows whether each of them is still its own.
+    """
+    first, second = (ctx.accelerator.stream(Role(str(r))) for r in program.steps[0].args)
+    number, flag = ctx.full((1,), 1, torch.int64), ctx.full((1,), 0)
+    events = [ctx.accelerator.event() for _ in range(MANY)]
+    places = ctx.copy_of(torch.arange(MANY))
+    release = ctx.hold(first)
+    for place, event in enumerate(events[:-1]):
+        first.launch(partial(_append, number, places[place : place + 1]))
+        first.record(event)
+    release()
+    yield NEXT
+    ctx.drain(first)
+    late = [place for place, event in enumerate(events[:-1]) if not _is_reached(event)]
+    require("O7", not late, f"the stream has drained, and events {late[:5]} are not reached")
+    expected = reduce(_appended, range(MANY - 1), 1)
+    require(
+        "O1", int(to_host(number)) % WORD == expected, f"{MANY - 1} launches ran in another order"
+    )
+    release = ctx.hold(first)
+    first.record(events[-1])
+    for event in events[:-1]:
+        second.wait(event)
+    second.launch(partial(flag.fill_, 1))
+    stuck = catch(partial(ctx.drain, second), StreamTimeout)
+    require("O2", not stuck, f"one of {MANY} events stands for what was recorded into another")
+    release()
+    second.wait(events[-1])
+    ctx.drain()
+
+
+def _is_reached(event: Event) -> bool:
+    return any(event.query() for _ in range(MAX_QUERIES))
+
+
+def _append(number: Tensor, place: Tensor) -> None:
+    """Not the same in another order; one kernel, since a device's queue of them is limited."""
+    torch.add(place, number, alpha=FACTOR, out=number)
+
+
+def _appended(number: int, place: int) -> int:
+    return (number * FACTOR + place) % WORD
+
+
+FACTOR, WORD = 1009, 1 << 64
+"""What each launch multiplies a number by, and where an int64 begins anew."""
 
 
 def _unrecorded_programs(_: Traits) -> st.SearchStrategy[Program]:
@@ -497,6 +603,16 @@ PROPERTIES = (
     ),
     FAILED_STREAM,
     EVENT_POINTS,
+    Property(
+        name="hundreds-of-launches-and-events-are-kept-apart",
+        family=FAMILY,
+        clauses=("O2", "O1", "O7"),
+        claim="Hundreds of launches on one stream run in order, and hundreds of events stay apart.",
+        programs=_many_programs,
+        play=_play_many,
+        needs=all_of(holdable_stream, concurrent_streams),
+        large=True,
+    ),
     Property(
         name="an-unrecorded-event-cannot-be-waited-for",
         family=FAMILY,

@@ -5,6 +5,7 @@ Also rounds of blobs, links that are built ahead, and collectives whose output o
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
@@ -46,8 +47,10 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     operations,
     optional_warm_step,
     payload,
+    require_works,
     several_ranks,
     shared_communicators,
+    thread_future,
     wait_and_check,
     warm_links,
 )
@@ -144,6 +147,7 @@ ROUNDS = (
 )
 
 
+THREADS = 2
 MAX_STREAM_OPERATIONS = 4
 ROLES = tuple(role.value for role in Role)
 INITIAL_BYTE = 0x11
@@ -155,51 +159,102 @@ def _stream_order_support(traits: Traits) -> str | None:
 
 
 def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """`message(source, target, nbytes)`, each followed by the roles that issue it: `on(s, t)`."""
-    role = st.sampled_from(ROLES)
-    roles = st.builds(lambda *pair: Step("on", pair), role, role)
-    step = st.one_of(operations(traits, ("message",)), roles)
+    """`message(source, target, nbytes, s, t)`: what streams are current for the thread that issues
+    it, at the source and at the target; `outer` are those that stay current for the threads."""
+    role = st.sampled_from(ROLES[:2])
+    step = st.builds(
+        lambda step, s, t, thread: replace(step, args=(*step.args, s, t), thread=thread),
+        operations(traits, ("message",)),
+        role,
+        role,
+        st.integers(0, THREADS - 1),
+    )
 
-    def build(size: int, first: list[Step], steps: list[Step]) -> Program:
-        return make_program([*first, *deduplicate_messages(clip_to_group(steps, size))], size)
+    def build(size: int, first: list[Step], steps: list[Step], outer: Sequence[str]) -> Program:
+        messages = deduplicate_messages(clip_to_group(steps, size))
+        return make_program([*first, *messages], size, {"outer": "+".join(outer[:THREADS])})
 
     step_lists = st.lists(step, min_size=1, max_size=2 * MAX_STREAM_OPERATIONS)
-    return st.builds(build, one_common_size(traits), optional_warm_step(), step_lists)
+    first, outer = optional_warm_step(), st.permutations(ROLES[:2])
+    return st.builds(build, one_common_size(traits), first, step_lists, outer)
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """The threads of a rank issue the steps in the order of the program.
+
+    Attributes:
+        ctx: the context of one of them.
+        issued: by step, whether it was issued.
+    """
+
+    ctx: RankContext
+    issued: list[threading.Event]
+
+    def wait_for(self, number: int) -> Play:
+        """Wait until every step before was issued; to be used with `yield from`."""
+        if number:
+            before = self.issued[number - 1]
+            yield Until(before.is_set, f"the turn of step {number}")
+            came = before.wait(self.ctx.timeout)
+            require("C8", came, f"the turn of step {number} never came")
+
+    def end(self, number: int) -> None:
+        """The next one may be issued."""
+        self.issued[number].set()
+
+
+def _turns(ctx: RankContext, steps: Sequence[Step]) -> _Turns:
+    fresh = [threading.Event() for _ in steps]
+    return _Turns(ctx, ctx.shared.setdefault("issued", fresh))
 
 
 def _play_ordered(ctx: RankContext, program: Program) -> Play:
-    comm = yield from ctx.communicator()
-    warm_links(comm, program.steps)
-    roles = (ROLES[0], ROLES[0])
-    transfers = []
-    for number, step in enumerate(program.steps):
-        if step.op == "on":
-            roles = (str(step.args[0]), str(step.args[1]))
-        elif step.op == "message" and ctx.rank in int_arguments(step)[:2]:
-            transfers.append(_issue_late(ctx, comm, (step, number), roles))
-            yield NEXT
+    """Each thread has a stream that stays current for it, and another one within that for the
+    messages that name another. What one thread makes current is not so for the other."""
+    outer = Role(str(program.setting("outer")).split("+")[ctx.thread])
+    entered, opened = thread_future(ctx, "entered"), thread_future(ctx, "opened")
+    steps = [step for step in program.steps if step.op == "message"]
+    turns, transfers = _turns(ctx, steps), []
+    if ctx.thread == 0:
+        yield from entered.wait_for_result(ctx, "the current stream of the other thread")
+    with ctx.accelerator.stream(outer).current():
+        if ctx.thread == 1:
+            entered.set_result()
+        if ctx.thread == 0:
+            comm = yield from ctx.communicator()
+            warm_links(comm, program.steps)
+            opened.set_result(comm)
+        comm = yield from opened.wait_for_result(ctx, "the communicator of the rank")
+        for number, step in enumerate(steps):
+            if step.thread == ctx.thread:
+                yield from turns.wait_for(number)
+                if ctx.rank in int_arguments(step)[:2]:
+                    transfers.append(_issue_late(ctx, comm, (step, number), outer))
+                turns.end(number)
+                yield NEXT
     yield from wait_and_check(ctx, transfers, "X6")
 
 
 def _issue_late(
-    ctx: RankContext, comm: Communicator, order: tuple[Step, int], roles: tuple[str, str]
+    ctx: RankContext, comm: Communicator, order: tuple[Step, int], outer: Role
 ) -> IssuedOperation:
     """Launch the last write of the buffer, and issue the message after it."""
     source, target, nbytes = int_arguments(order[0])
     data = payload(order[1], source, target, nbytes)
     buffer, operand = ctx.full((nbytes,), INITIAL_BYTE), ctx.copy_of(data)
-    stream = ctx.accelerator.stream(Role(roles[ctx.rank == target]))
+    role = Role(str(order[0].args[3 + (ctx.rank == target)]))
+    stream = ctx.accelerator.stream(role)
     ctx.inject_delay(stream)
-    if ctx.rank == target:
-        stream.launch(lambda: buffer.fill_(INITIAL_BYTE))
-    else:
-        stream.launch(lambda: buffer.copy_(operand))
-    with stream.current():
+    with ctx.accelerator.stream(Role.AUX).current():
+        pass  # what was current before is so again
+    with nullcontext() if role == outer else stream.current():
         if ctx.rank == target:
+            stream.launch(lambda: buffer.fill_(INITIAL_BYTE))
             return IssuedOperation(str(order[0]), comm.irecv(buffer, source), ((buffer, data),))
-        return IssuedOperation(
-            str(order[0]), comm.isend(buffer, target), operands=(buffer, operand)
-        )
+        stream.launch(lambda: buffer.copy_(operand))
+        work = comm.isend(buffer, target)
+    return IssuedOperation(str(order[0]), work, operands=(buffer, operand))
 
 
 def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -292,11 +347,12 @@ STREAMED = (
         name="operations-are-ordered-after-the-current-stream",
         family=FAMILY,
         clauses=("X6",),
-        claim="What was launched on the current stream before a message comes before the message.",
+        claim="What was launched on the thread's current stream before a message comes before it.",
         programs=_ordered_programs,
         play=_play_ordered,
         needs=all_of(_MESSAGES, _stream_order_support),
         scope=PropertyScope.GROUP,
+        threads=THREADS,
     ),
     Property(
         name="a-stream-waits-for-an-operation-without-the-host",
@@ -404,11 +460,10 @@ OVERLAPPING_OPERANDS = (
 
 
 MAX_OPERATIONS = 8
-THREADS = 2
 ORDER_REVEALING_OPS = ("message", "message", "all_reduce", "broadcast")
 """What shows that two threads' operations were swapped: mostly messages."""
-PURPOSES = ("first", "second")
-"""Two communicators; thread k uses the k-th."""
+PURPOSES = tuple(f"one of two whose names have most letters in common, number {k}" for k in "12")
+"""Two communicators; thread k uses the k-th. Libraries cut long names."""
 
 
 def _ring_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -491,24 +546,16 @@ def _turns_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_turns(ctx: RankContext, program: Program) -> Play:
-    groups = yield from shared_communicators(ctx, "main")
-    fresh = [threading.Event() for _ in program.steps]
-    issued: list[threading.Event] = ctx.shared.setdefault("issued", fresh)
+    groups, turns = (yield from shared_communicators(ctx, "main")), _turns(ctx, program.steps)
     transfers = []
     for number, step in enumerate(program.steps):
         if step.thread != ctx.thread:
             continue
-        if number:
-            yield from _wait_for_turn(ctx, issued[number - 1], number)
+        yield from turns.wait_for(number)
         transfers.append(issue_step(ctx, groups["main"], step, number))
-        issued[number].set()
+        turns.end(number)
         yield NEXT
     yield from wait_and_check(ctx, transfers, "P6")
-
-
-def _wait_for_turn(ctx: RankContext, before: threading.Event, number: int) -> Play:
-    yield Until(before.is_set, f"the turn of step {number}")
-    require("C8", before.wait(ctx.timeout), f"the turn of step {number} never came")
 
 
 def _early_close_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -523,10 +570,12 @@ def _early_close_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_early_close(ctx: RankContext, program: Program) -> Play:
-    """Any error of an opening, or of the barrier afterwards, is a violation."""
+    """Any error of an opening, or of an operation afterwards, is a violation."""
+    before = yield from ctx.communicator("before")
     comm = yield from ctx.communicator("left early")
     if Step("leave", (ctx.rank,)) in program.steps:
         comm.close()
+    yield from require_works("X3", ctx, before, f"{comm.purpose!r} was closed")
     after = yield from ctx.communicator("after")
     op = joint_operation(after)
     yield from wait_for_success(
@@ -580,8 +629,9 @@ PROPERTIES = (
     Property(
         name="a-rank-may-close-what-it-has-just-opened",
         family=FAMILY,
-        clauses=("X8",),
-        claim="Ranks that close a communicator as soon as they have it take nobody's opening away.",
+        clauses=("X8", "X3"),
+        claim="Ranks that close a communicator as soon as they have it take nobody's opening away, "
+        "and no other communicator.",
         programs=_early_close_programs,
         play=_play_early_close,
         needs=all_of(several_ranks, offers_any(*GROUP_OPS)),

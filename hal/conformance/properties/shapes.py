@@ -14,13 +14,16 @@ from equipoise.hal.conformance.context import (
 )
 from equipoise.hal.conformance.fixtures.collectives import (
     COPY_OPS,
+    POINT_TO_POINT_OPS,
     REDUCE_OPS,
+    UNEVEN_OP,
     CollectiveCall,
     GuardedBuffers,
     PlainBuffers,
     calls_in,
     dtype_name,
     dtype_named,
+    require_inputs_kept,
     require_results,
     run_calls,
     shape_text,
@@ -107,7 +110,7 @@ UNEVEN = (
 
 
 MAX_SUBGROUP_CALLS = 5
-SUBGROUP_OPS = ("all_gather", "broadcast", "all_to_all", "shift", "all_reduce", "reduce_scatter")
+SUBGROUP_OPS = (*COPY_OPS, *REDUCE_OPS)
 
 
 def _subgroup_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -134,7 +137,7 @@ def _step(pair: tuple[Step, tuple[int, ...]]) -> Step:
 
 def _possible(step: Step) -> bool:
     """A group of one has no peer."""
-    return step.op != "shift" or "x" in str(step.args[3])
+    return step.op not in POINT_TO_POINT_OPS or "x" in str(step.args[3])
 
 
 def _play_subgroups(ctx: RankContext, program: Program) -> Play:
@@ -201,7 +204,7 @@ def _lists(calls: st.SearchStrategy[Step], size: int) -> st.SearchStrategy[Progr
 def _misaligned_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """At every distance that is whole elements: no address of an element may be odd for it."""
     calls = st.lists(
-        any_collective_step(traits, st.integers(2, 5).map(str), COLLECTIVE_OPS),
+        any_collective_step(traits, st.integers(2, 5).map(str), (*COLLECTIVE_OPS, UNEVEN_OP)),
         min_size=1,
         max_size=MAX_CALLS,
     )
@@ -225,6 +228,7 @@ def _play_plain(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
     issued = yield from run_calls(ctx, comm, calls_in(program), PlainBuffers(ctx))
     require_results("X4", comm, issued)
+    require_inputs_kept("X4", comm, issued)
 
 
 def _play_shaped(ctx: RankContext, program: Program) -> Play:
@@ -247,7 +251,8 @@ PROPERTIES = (
         name="every-collective-equals-its-definition",
         family=FAMILY,
         clauses=("X4",),
-        claim="Every collective gives what its definition says, on every declared dtype.",
+        claim="Every collective gives what its definition says, on every declared dtype, and only "
+        "reads its input.",
         programs=_plain,
         play=_play_plain,
         needs=offers_any(*COLLECTIVE_OPS),

@@ -15,6 +15,7 @@ from equipoise.hal.conformance.fixtures.collectives import (
     IN_PLACE_OPS,
     PROBE_OPS,
     REDUCE_OPS,
+    UNEVEN_OP,
     CollectiveCall,
     InflightCall,
     InputValues,
@@ -44,7 +45,7 @@ from equipoise.hal.errors import Unsupported, Violation
 _PROBE = offers_any(*PROBE_OPS)
 CONTIGUOUS = "contiguous"
 LAYOUT_KINDS = ("offset", "transposed", "strided", "expanded")
-LAYOUT_OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "exchange")
+LAYOUT_OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS, UNEVEN_OP) if op != "exchange")
 """A round carries blobs, which are contiguous by definition."""
 MAX_CALLS = 3
 OFFSET_ELEMENTS = 16
@@ -70,8 +71,13 @@ def _step(call: Step, laid: tuple[str, str]) -> Step:
 
 
 def _possible(step: Step) -> bool:
-    """In-place has one operand; nothing can arrive right where several elements are one."""
+    """In-place has one operand; nothing can arrive right where several elements are one.
+
+    Rows for several ranks differ, so those of an uneven all-to-all cannot be one.
+    """
     kind, operand = step.args[3:]
+    if step.op == UNEVEN_OP:
+        return kind != "expanded"
     if step.op in IN_PLACE_OPS:
         return operand == "input" and kind != "expanded"
     return kind != "expanded" or operand == "input"
@@ -237,6 +243,8 @@ PEER_OPS = ("isend", "irecv", "broadcast", "exchange")
 CALLABLE_OPS = (*COPY_OPS, *REDUCE_OPS, "all_to_all_uneven", "barrier")
 """Operations that may be declared absent; *shift* stands for messages between two ranks."""
 BAD_ROW_COUNTS = ("too few counts", "a negative count", "more rows than there are")
+BAD_ROWS = tuple(f"{side}: {how}" for side in ("sends", "receives") for how in BAD_ROW_COUNTS)
+"""Counts that do not fit, on the side that they are on."""
 
 
 def _unsupported_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -256,7 +264,7 @@ def _kinds(traits: Traits) -> list[st.SearchStrategy[Step]]:
             "shape", offered(traits, SHAPE_CHECKED_OPS), ("one row too many", "one row too few")
         ),
         _steps("mixed", offered(traits, ("all_gather", "all_to_all")), sorted(moved - {"uint8"})),
-        _steps("rows", offered(traits, ("all_to_all_uneven",)), BAD_ROW_COUNTS),
+        _steps("rows", offered(traits, ("all_to_all_uneven",)), BAD_ROWS),
         _steps("peer", offered(traits, PEER_OPS), (0, -1, 1, -2)),
         _steps("absent", [op for op in CALLABLE_OPS if op not in offered(traits, [op])], (0,)),
     ]
@@ -303,13 +311,15 @@ class _UnsupportedCalls:
         """Row counts that fit neither the group nor the tensors."""
         size = self.group.size
         good = [1] * size
-        sends = {
+        side, _, problem = str(how).partition(": ")
+        bad = {
             "too few counts": good[1:],
             "a negative count": [-1, *good[1:-1], 3] if size > 1 else [-1],
             "more rows than there are": [2, *good[1:]],
-        }[str(how)]
+        }[problem]
         tensor, out = (self.operands.output((size, 2), torch.uint8) for _ in range(2))
-        self.group.all_to_all_uneven(out, tensor, good, sends)
+        receives, sends = (good, bad) if side == "sends" else (bad, good)
+        self.group.all_to_all_uneven(out, tensor, receives, sends)
 
     def peer(self, op: str, by: object) -> None:
         """A rank that is not of the group: so far below the first, or above the last."""

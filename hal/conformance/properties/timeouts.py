@@ -55,6 +55,8 @@ RELEASE_DELAY = 0.15
 """Seconds after which a timer releases a stream that the host waits for."""
 LATE_PEER_FRACTION = 0.4
 """The part of an operation's deadline after which its peer comes."""
+IDLE_FRACTION = 1.2
+"""How many deadlines a communicator is idle before its first operation."""
 PAGE_BYTES = 8
 
 
@@ -194,15 +196,21 @@ LATE_PEER_OPS = ("irecv", "isend", "barrier")
 
 
 def _late_peer_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    ops = st.sampled_from(offered(traits, LATE_PEER_OPS))
-    return st.builds(lambda size, op: make_program([Step(op)], size), one_common_size(traits), ops)
+    """The operation, perhaps on a communicator that has been idle for longer than its deadline."""
+    ops = st.sampled_from(offered(traits, LATE_PEER_OPS)).map(Step)
+    idle = st.sampled_from(([], [Step("idle")]))
+    return st.builds(
+        lambda size, idle, op: make_program([*idle, op], size), one_common_size(traits), idle, ops
+    )
 
 
 def _play_late_peer(ctx: RankContext, program: Program) -> Play:
     """The last rank comes late, and well within the deadline."""
     comm = yield from ctx.communicator()
+    *idle, step = program.steps
+    if idle:
+        time.sleep(IDLE_FRACTION * ctx.deadline)
     yield from control_barrier(ctx, f"{comm.purpose}/opened")
-    (step,) = program.steps
     if comm.rank == comm.size - 1:
         time.sleep(LATE_PEER_FRACTION * ctx.deadline)
     work = _issue_part(ctx, comm, step.op)
@@ -251,7 +259,8 @@ PROPERTIES = (
         name="an-operation-does-not-fail-before-its-deadline",
         family=FAMILY,
         clauses=("E11",),
-        claim="A peer that comes late, within the deadline, finds the operation waiting.",
+        claim="A peer that comes late, within the deadline, finds the operation waiting, also on a "
+        "communicator that was idle.",
         programs=_late_peer_programs,
         play=_play_late_peer,
         needs=all_of(several_ranks, offers_any(*LATE_PEER_OPS)),

@@ -111,7 +111,11 @@ class Command:
         return self._request_of(line, file)
 
     def _line_over_file(self, line: Mapping[str, Any], file: Mapping[str, Any]) -> Any:
-        return self._settings(**{**file, **line})
+        options = self.options
+        names = {key: option.field for key, option in options.items()}
+        return self._settings(
+            **{names.get(key, key): value for key, value in {**file, **line}.items()}
+        )
 
 
 def _value(key: str, value: object) -> object:

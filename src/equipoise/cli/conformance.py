@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from equipoise import __version__, install_command
 from equipoise.cli.conformance_options import HTML, JSON, ConformanceRequest
-from equipoise.cli.files import write_file
+from equipoise.cli.files import probe_file, probe_folder, write_file
 from equipoise.cli.option_checks import (
     check_backend,
     check_devices,
@@ -22,10 +22,10 @@ from equipoise.cli.option_checks import (
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.conformance.profile import RunTarget, families_of
-from equipoise.hal.conformance.reproduce import FOLDER
+from equipoise.hal.conformance.reproduce import FOLDER, remove_programs
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
-from equipoise.hal.errors import UsageError
+from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.input_files import read_input
 
 CLEAR_LINE = "\r\033[K"
@@ -165,7 +165,8 @@ if TYPE_CHECKING:
 def conformance(request: ConformanceRequest, command: str) -> int:
     """Test a backend and print what was found; 0 when no clause is violated, else 1.
 
-    Raises UsageError before anything starts.
+    Raises UsageError before anything starts, and what interrupted the run after printing what had
+    been found by then.
     """
     validate(request)
     result = _conduct(request, read_xfail(request.xfail))
@@ -180,6 +181,8 @@ def conformance(request: ConformanceRequest, command: str) -> int:
     finally:
         programs = None if request.out is None else request.out / FOLDER
         print(render(result, stdout_colour_mode(), programs), flush=True)
+    if result.interruption is not None:
+        raise result.interruption
     return result.exit_code
 
 
@@ -202,9 +205,11 @@ def validate(request: ConformanceRequest) -> None:
         _check_devices(request)
     if request.out is not None:
         check_folder("--out", request.out)
+        probe_folder("--out", request.out)
     for flag, path in (("--json", request.json), ("--html", request.html)):
         if path is not None:
             check_file(_typed(flag, path, request), path)
+            probe_file(_typed(flag, path, request), path)
     if request.json is not None and request.json == request.html:
         raise UsageError(f"--html: {request.html} is the file that --json is written to")
 
@@ -230,13 +235,22 @@ def read_xfail(path: Path | None) -> "tuple[Expectation, ...]":
     if path is None:
         return ()
     try:
-        return parse_expectations(read_input(path).decode())
+        # Some editors begin a text with a mark of its encoding.
+        return parse_expectations(read_input(path).decode("utf-8-sig"))
     except UsageError as error:
         raise UsageError(f"--xfail: {path}: {error}") from error
     except UnicodeDecodeError:
         raise UsageError(f"--xfail: {path} is not text") from None
     except OSError as error:
         raise UsageError(f"--xfail: {path} cannot be read: {error.strerror}") from None
+
+
+def _remove_programs(folder: Path) -> None:
+    """Those of an earlier run: beside the new ones they would say what is no longer so."""
+    try:
+        remove_programs(folder)
+    except OSError as error:
+        raise EquipoiseError(f"{error.filename} cannot be removed: {error.strerror}") from error
 
 
 def _typed(flag: str, path: Path, request: ConformanceRequest) -> str:
@@ -329,9 +343,11 @@ def _write(request: ConformanceRequest, result: "SuiteResult", command: str) -> 
     }
     lines = []
     if request.out is not None:
+        folder = request.out / FOLDER
+        _remove_programs(folder)
         for finding in violations(result):
-            path = request.out / FOLDER / program_name(finding)
-            write_file(path, program_source(result, finding), path.parent)
+            path = folder / program_name(finding)
+            write_file(path, program_source(result, finding), folder)
     if request.json is not None:
         text = json.dumps(about | result.to_json(), indent=2, ensure_ascii=False)
         place = write_file(request.json, text + "\n", request.out)

@@ -10,7 +10,7 @@ from equipoise.cli.option_checks import MAX_RANKS
 from equipoise.hal import registry
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, Level
 from equipoise.hal.conformance.profile import Profile, RunTarget, families_of
-from equipoise.hal.conformance.reproduce import set_library_defaults
+from equipoise.hal.conformance.reproduce import search_working_directory, set_library_defaults
 from equipoise.option import OUTPUT, Option, choice, several
 
 DESCRIPTION = """\
@@ -25,8 +25,9 @@ examples:
   {command} --communicator my_package:COMMUNICATOR --level core --ranks 2
   mpiexec -n 4 {command} --backend cpu --communicator mpi
 
-exit code: 0 every clause held or is declared unsupported, 1 one is violated,
-or one that --xfail lists is held, 2 bad input, 3 the suite could not run, 130 interrupted"""
+exit code: 0 every clause held or is declared unsupported, 1 one is violated, or one
+that --xfail lists is held, or one could not be judged, 2 bad input, 3 the suite could
+not run, 130 interrupted: what was found by then is printed and written"""
 
 SUBJECT, EFFORT = "what is tested", "how hard"
 JSON, HTML = "conformance.json", "conformance.html"
@@ -110,6 +111,7 @@ def resolve_conformance_request(
 
 def _run(request: ConformanceRequest, command: str) -> int:
     set_library_defaults()
+    search_working_directory()
     # Here, not above: torch takes a second that `--help` need not wait for.
     from equipoise.cli.conformance import conformance
 

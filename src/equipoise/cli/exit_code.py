@@ -17,8 +17,8 @@ EXIT_INTERRUPTED = 130
 def run_to_exit_code(run: Callable[[], int]) -> int:
     """Run one command; errors on purpose become one line on standard error.
 
-    Exit codes: what the command returns, 1 if standard output was closed, 2 bad input,
-    3 another error on purpose or of the system, 130 interrupted,
+    Exit codes: what the command returns, 1 if standard output was closed, 2 bad input or no torch
+    where the command needs it, 3 another error on purpose or of the system, 130 interrupted,
     128 + n terminated by signal n.
     """
     # Before torch is imported: its sockets warn of host names that are not needed here.
@@ -48,7 +48,8 @@ def run_to_exit_code(run: Callable[[], int]) -> int:
         if import_errors.failing_package(error) is None:
             raise  # a bug of this program: the traceback is needed to fix it
         process.print_stderr(f"error: {import_errors.explain_import_error(error)}")
-        return EXIT_FAILED
+        # What is missing can be installed: as with an option that this machine cannot serve.
+        return EXIT_BAD_INPUT if import_errors.missing_extra(error) else EXIT_FAILED
     except KeyboardInterrupt:
         process.print_stderr("interrupted")
         return EXIT_INTERRUPTED

@@ -1,6 +1,7 @@
 """Kinds of option values that only some options have: quantities, ranges, lists, mappings."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -93,6 +94,22 @@ def _read(source: str, path: Path) -> tuple[float, ...]:
     return tuple(numbers)
 
 
+def time_of_text(text: str) -> datetime:
+    """A date with a time, ISO 8601, UTC unless it has an offset. Raises ValueError."""
+    return _in_utc(datetime.fromisoformat(text))
+
+
+def time_of_yaml(value: object) -> datetime:
+    """The same, or what YAML has made a time of. Raises ValueError."""
+    if isinstance(value, datetime):
+        return _in_utc(value)
+    return time_of_text(str_of_yaml(value))
+
+
+def _in_utc(time: datetime) -> datetime:
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+
+
 def _range_from_yaml(value: object) -> IterationRange:
     return IterationRange.parse(str_of_yaml(value))
 
@@ -156,6 +173,7 @@ RANGE = Kind(
 )
 WHOLES = separated(WHOLE, "whole numbers with commas between", "N[,N...]")
 REALS = separated(REAL, "numbers with commas between", "X,X,...")
+TIME = Kind("a time such as 2026-11-27T14:05", time_of_text, time_of_yaml, metavar="TIME")
 NUMBERS = Kind(
     "numbers with commas between, or a file",
     numbers_of_text,

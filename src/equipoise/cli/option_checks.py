@@ -1,6 +1,7 @@
 """Checks of options that several commands have; each error is one line naming the option."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +44,10 @@ def check_backend(flag: str, name: str, group: str, find: Callable[[str], object
     if ":" in name:
         _check_object(flag, name, find)
     elif name not in names:
-        raise UsageError(f"{flag}: unknown name {name!r}; known: {', '.join(names) or 'none'}")
+        raise UsageError(
+            f"{flag}: unknown name {name!r}; known: {', '.join(names) or 'none'} "
+            f"(or {' or '.join(registry.ways_to_name(group))})"
+        )
 
 
 def _check_object(flag: str, name: str, find: Callable[[str], object]) -> None:
@@ -73,3 +77,11 @@ def check_file(flag: str, path: Path) -> None:
     if path.exists() and not os.access(path, os.W_OK):
         raise UsageError(f"{flag}: {path} cannot be written to")
     check_folder(flag, path.parent)
+
+
+def check_terminal() -> None:
+    """Raises UsageError where a live display cannot be drawn on standard output."""
+    if not sys.stdout.isatty():
+        raise UsageError("--live draws on a terminal, and standard output is none: leave it out")
+    if os.environ.get("TERM", "dumb") == "dumb":
+        raise UsageError("--live needs a terminal that moves its cursor, and TERM is dumb or unset")

@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol, TextIO
 
 from tqdm import tqdm
 
-from equipoise.demo.progress import NoProgress, RunProgress
+from equipoise.demo.progress import LiveMessage, NoProgress, RunProgress
 
 LINES_PER_VARIANT = 4
 SILENT = 10.0
@@ -39,6 +39,9 @@ class RunProgressBars:
             self._bar.set_postfix_str(_words(imbalance, note), refresh=False)
             self._bar.update(done - self._bar.n)
 
+    def live(self, message: LiveMessage) -> None:
+        """Nothing that a bar shows."""
+
     def done(self) -> None:
         """Leave the last bar standing."""
         if self._bar is not None:
@@ -65,6 +68,9 @@ class RunProgressLines:
         words = _words(imbalance, note)
         tail = f", {words}" if words else ""
         print(f"{self._name}: {done}/{self._steps} steps{tail}", file=self._stream, flush=True)
+
+    def live(self, message: LiveMessage) -> None:
+        """Nothing that a line says."""
 
     def done(self) -> None:
         """Nothing stays open."""

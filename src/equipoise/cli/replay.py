@@ -182,10 +182,14 @@ def _write(request: ReplayRequest, result: "Replay", command: str) -> None:
     from equipoise.report.replay.json_output import to_json
 
     about = {"command": command, "trace": str(request.trace)}
-    from equipoise.report.replay.html import render_html
+
+    def page() -> str:
+        from equipoise.report.replay.html import render_html
+
+        return render_html(result, about)
 
     lines = write_figures(request.json, about | to_json(result), indent=None)
-    lines += write_page(request.html, lambda: render_html(result, about))
+    lines += write_page(request.html, page)
     print_written(request.progress, lines)
 
 

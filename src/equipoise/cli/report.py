@@ -110,10 +110,14 @@ def _write(request: ReportRequest, comparison: "Comparison", command: str) -> No
         about["placement"] = str(request.placement)
     if request.range is not None:
         about["range"] = str(request.range)
-    from equipoise.report.placement.comparison_html import render_html
+
+    def page() -> str:
+        from equipoise.report.placement.html import render_html
+
+        return render_html(comparison, about)
 
     lines = write_figures(request.json, about | comparison.to_json())
-    lines += write_page(request.html, lambda: render_html(comparison, about))
+    lines += write_page(request.html, page)
     print_written(request.progress, lines)
 
 

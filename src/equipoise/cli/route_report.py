@@ -1,9 +1,12 @@
 """`equipoise route-report`: its options, and the report of a request log."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from equipoise.cli import kinds
 from equipoise.cli.command import Command, Settings
 from equipoise.cli.offline import (
     check_outputs,
@@ -23,6 +26,7 @@ examples:
   equipoise route-report requests.jsonl
   equipoise route-report requests.jsonl --html report.html --json figures.json
   equipoise route-report requests.jsonl --run 2
+  equipoise route-report requests.jsonl --from 2026-11-27T14:00 --to 2026-11-27T15:00
 
 exit code: 0 reported, 2 bad input, 3 something could not be written"""
 SUBJECT = "what is reported"
@@ -37,6 +41,12 @@ class RouteReportRequest(Settings):
     run: Annotated[int | None, Option(
         "which run of the proxy, where it was started several times with this log; 1 is the first",
         SUBJECT, default="the only one")] = None
+    begin: Annotated[datetime | None, Option(
+        "only requests that arrived then or later: 2026-11-27T14:05, UTC unless it says otherwise",
+        SUBJECT, kind=kinds.TIME, key="from", default="the first request")] = None
+    end: Annotated[datetime | None, Option(
+        "only requests that arrived before it", SUBJECT, kind=kinds.TIME, key="to",
+        default="the last request")] = None
     json: Annotated[Path | None, Option("write the figures there", OUTPUT)] = None
     html: Annotated[Path | None, Option("write a page with pictures there", OUTPUT)] = None
     # fmt: on
@@ -58,7 +68,7 @@ def route_report(request: RouteReportRequest, command: str) -> int:
     from equipoise.report.terminal import stdout_colour_mode
 
     check_outputs({"LOG": request.log}, {"--json": request.json, "--html": request.html})
-    log = load_log(request.log, request.run)
+    log = within(load_log(request.log, request.run), request.begin, request.end)
     figures = proxy_log_figures(log)
     try:
         # Before the table: a closed standard output must not cost the files.
@@ -83,6 +93,22 @@ def load_log(path: Path, run: int | None) -> "ProxyLog":
             runs.setdefault(record.run, []).append(record)
     records = _select_run(path, [runs[began] for began in sorted(runs)], run)
     return ProxyLog(str(path), tuple(map(_trip, records)), len(cut_lines))
+
+
+def within(log: "ProxyLog", begin: datetime | None, end: datetime | None) -> "ProxyLog":
+    """The requests that arrived in [begin, end). Raises UsageError where there are none."""
+    from equipoise.report.proxy_log.active_time import date_time_text
+
+    first = -inf if begin is None else begin.timestamp()
+    last = inf if end is None else end.timestamp()
+    requests = tuple(one for one in log.requests if first <= one.arrived_at < last)
+    if not requests:
+        known = sorted(one.arrived_at for one in log.requests)
+        raise UsageError(
+            "--from, --to: no request arrived then; the first of the log arrived at "
+            f"{date_time_text(known[0])} UTC, the last at {date_time_text(known[-1])} UTC"
+        )
+    return replace(log, requests=requests)
 
 
 def _select_run(
@@ -123,10 +149,17 @@ def _write(
     about = {"command": command, "log": str(request.log)}
     if request.run is not None:
         about["run"] = str(request.run)
-    from equipoise.report.proxy_log.html import render_html
+    for key, time in (("from", request.begin), ("to", request.end)):
+        if time is not None:
+            about[key] = time.isoformat()
+
+    def page() -> str:
+        from equipoise.report.proxy_log.html import render_html
+
+        return render_html(log, figures, about)
 
     lines = write_figures(request.json, about | figures.to_json())
-    lines += write_page(request.html, lambda: render_html(log, figures, about))
+    lines += write_page(request.html, page)
     print_written(request.progress, lines)
 
 

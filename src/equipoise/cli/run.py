@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from equipoise.cli.run_options import (
     RunRequest,
 )
 from equipoise.cli.validation import validate
+from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_record import RunRecord, save_record
 from equipoise.demo.settings import EXPERTS, LAYERS, MOVES, PLANS, Balance, RunSettings
 from equipoise.hal.errors import EquipoiseError, UsageError
@@ -117,9 +119,23 @@ def _serve(request: RunRequest) -> RunRecord | None:
         print(render_memory_report(request.settings), file=sys.stderr, flush=True)
         if line := too_few_steps(request.settings):
             print_stderr(f"warning: {line}")
-    progress = run_progress_for(request.progress)
-    try:
+    with _shown_progress(request) as progress:
         return run_demo(request.settings, progress)
+
+
+@contextmanager
+def _shown_progress(request: RunRequest) -> Iterator[RunProgress]:
+    """Shows how far the run is; whatever ends it, what was drawn is left in order."""
+    if request.settings.live and os.environ.get("RANK", "0") == "0":
+        from equipoise.cli.live import LiveSession, live_setup
+
+        setup = live_setup(request.settings, LAYERS, EXPERTS)
+        with LiveSession(setup, sys.stdout) as display:
+            yield display
+        return
+    progress = run_progress_for("hidden" if request.settings.live else request.progress)
+    try:
+        yield progress
     finally:
         progress.done()
 

@@ -1,7 +1,7 @@
 """The options of `equipoise run`: each is a flag and a key of the configuration file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,7 +79,7 @@ def resolve_run_request(command_line: Mapping[str, Any], file: Mapping[str, Any]
     Raises UsageError where one source names both `slots` and `num_redundant_experts`.
     """
     values = merge_sources(command_line, file)
-    settings = run_settings(_with_shares(values))
+    settings = _with_live_variants(run_settings(_with_shares(values)))
     return RunRequest(
         settings=settings,
         json=values.get("json", settings.out / "summary.json"),
@@ -119,6 +119,16 @@ def _with_shares(values: Mapping[str, Any]) -> dict[str, Any]:
         return {"shares": Shares.STATIC} | dict(values)
     modes = [mode for mode in Shares if VariantName(mode) in variants]
     return ({"shares": modes[-1]} if modes else {}) | dict(values)
+
+
+def _with_live_variants(settings: RunSettings) -> RunSettings:
+    """Before and after, where a run is watched and no variants are named: what else there is only
+    makes somebody wait who looks on."""
+    if not settings.live or settings.variants or settings.balance is Balance.OFF:
+        return settings
+    if settings.placement is not None:
+        return settings
+    return replace(settings, variants=(VariantName.UNBALANCED, VariantName(settings.shares)))
 
 
 def _one_slot_count(values: Mapping[str, Any], source: str) -> dict[str, Any]:

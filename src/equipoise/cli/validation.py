@@ -14,6 +14,7 @@ from equipoise.cli.option_checks import (
     check_devices,
     check_file,
     check_folder,
+    check_terminal,
 )
 from equipoise.cli.run_options import BY_KEY, RECORD_FILE, RunRequest
 from equipoise.demo.settings import (
@@ -176,8 +177,17 @@ HOST_BACKEND = "cpu"
 def validate(request: RunRequest) -> None:
     """Raises UsageError naming the option, what it was and what it may be; leaves nothing."""
     check_ineffective_options(request)
+    _check_live(request)
     validate_settings(request.settings)
     _check_outputs(request)
+
+
+def _check_live(request: RunRequest) -> None:
+    if not request.settings.live:
+        return
+    if request.progress == "hidden":
+        raise UsageError("--quiet has no meaning with --live, which shows what happens")
+    check_terminal()
 
 
 def validate_settings(settings: RunSettings) -> None:

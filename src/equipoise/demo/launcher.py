@@ -159,6 +159,8 @@ class RankProcesses:
                 self._progress.variant(name, steps)
             case {"done": steps_done, "imbalance": imbalance, "note": note}:
                 self._progress.step(steps_done, imbalance, note)
+            case {"live": str()}:
+                self._progress.live(message)
             case {"lost": _, "how": _, "operation": _} | {"failed": _}:
                 self._faults[rank] = message
             case _:

@@ -15,6 +15,7 @@ from equipoise.balancer.observe.metrics import MetricsServer, PrometheusSink, se
 from equipoise.balancer.observe.metrics import require_prometheus as require_metrics
 from equipoise.balancer.observe.trace_buffer import TraceBuffer
 from equipoise.balancer.observe.wandb_sink import WandbSink
+from equipoise.demo.live_feed import LiveFeed
 from equipoise.demo.settings import RunSettings
 
 MetricsForEngine = Callable[[str], PrometheusSink]
@@ -41,14 +42,16 @@ class Observers:
     Args:
         settings: what is asked for.
         rank: this rank.
+        live: tells a live display; None where this rank has none.
 
     Raises:
         MetricsMissing, PortTaken: metrics are asked for and cannot be served.
     """
 
-    def __init__(self, settings: RunSettings, rank: int) -> None:
+    def __init__(self, settings: RunSettings, rank: int, live: LiveFeed | None = None) -> None:
         self._settings = settings
         self._rank = rank
+        self.live = live
         self._metrics, self._exporter = _serve_metrics(settings, rank)
         _write_lines(settings)
 
@@ -56,7 +59,8 @@ class Observers:
     def observe(self, config: BalancerConfig) -> Iterator[ObservedPass]:
         """The sink of one pass's events; closed when the pass is over, however it ends."""
         spans = TraceBuffer(self._rank)
-        sinks = [spans, *log_sinks(config, self._rank), *self._wandb(config)]
+        shown = () if self.live is None else (self.live,)
+        sinks = [spans, *shown, *log_sinks(config, self._rank), *self._wandb(config)]
         sink = AsyncEventSink([*sinks, *(of(config.name) for of in self._metrics)])
         try:
             yield ObservedPass(sink, spans)

@@ -13,7 +13,7 @@ from equipoise.demo.grid import Grid
 from equipoise.demo.model import Batch, Decoder, KVCache, MoeLayer
 from equipoise.demo.model.attention import plan_rows
 from equipoise.demo.run_context import RunContext
-from equipoise.demo.scheduler import RequestScheduler, cache_slots, max_rows
+from equipoise.demo.scheduler import RequestScheduler, RunningRequest, cache_slots, max_rows
 from equipoise.demo.serve_loop import CountingMoe, PassMeasurements, ServeContext
 from equipoise.demo.traffic import Traffic
 from equipoise.hal.accelerator import Accelerator
@@ -204,6 +204,11 @@ class ModelStage:
                 scheduler.close()
                 self.finished |= scheduler.finished
         return self.finished
+
+    @property
+    def newest_request(self) -> RunningRequest | None:
+        """The last request of this rank's first micro-batch that was admitted."""
+        return self._schedulers[0].newest
 
     def begin(self, number: int) -> MicroBatch:
         """See `Stage`."""

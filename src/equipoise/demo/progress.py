@@ -1,6 +1,9 @@
 """Progress of a run, as ranks report it; the command line shows it."""
 
-from typing import Protocol
+from typing import Any, Protocol
+
+LiveMessage = dict[str, Any]
+"""What a live display is told, as JSON has it; `equipoise.demo.live_feed` says what there is."""
 
 
 class RunProgress(Protocol):
@@ -12,6 +15,10 @@ class RunProgress(Protocol):
 
     def step(self, done: int, imbalance: float, note: str) -> None:
         """`done` steps of it are through; `imbalance` is the last step's, over ranks."""
+        ...
+
+    def live(self, message: LiveMessage) -> None:
+        """Something happened that only a live display shows; not told without `--live`."""
         ...
 
     def done(self) -> None:
@@ -26,6 +33,9 @@ class NoProgress:
         """Nothing to say."""
 
     def step(self, done: int, imbalance: float, note: str) -> None:
+        """Nothing to say."""
+
+    def live(self, message: LiveMessage) -> None:
         """Nothing to say."""
 
     def done(self) -> None:

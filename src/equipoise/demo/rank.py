@@ -18,10 +18,11 @@ from equipoise import __version__
 from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.runtime.events import RebalanceRecord
 from equipoise.balancer.formats import StatisticsRecorder
-from equipoise.balancer.observe.trace_buffer import RecordedSpan
+from equipoise.balancer.observe.trace_buffer import RecordedSpan, SlotCopy
 from equipoise.connection import blame
 from equipoise.demo.engine_options import engine_options
 from equipoise.demo.grid import Grid
+from equipoise.demo.live_feed import LiveFeed
 from equipoise.demo.model import load_weights
 from equipoise.demo.model.invariance import check_batch_invariance
 from equipoise.demo.observers import Observers
@@ -29,7 +30,13 @@ from equipoise.demo.placement_file import check_same_placement, read_placement_f
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.routing_recorder import RoutingRecorder
 from equipoise.demo.run_context import RunContext
-from equipoise.demo.run_record import Counts, Rebalance, RunRecord, VariantRecord
+from equipoise.demo.run_record import (
+    Counts,
+    Rebalance,
+    RunRecord,
+    VariantRecord,
+    restore_rebalance,
+)
 from equipoise.demo.scheduler import DIGEST_BYTES, RequestScheduler, outputs_digest
 from equipoise.demo.serve_loop import PassMeasurements, ServeContext, serve_alone
 from equipoise.demo.settings import RecordedContent, RecordingSettings, RunSettings, VariantName
@@ -122,7 +129,7 @@ def serve_rank(
     """
     fabric, where = _connect(settings, rendezvous)
     with _explain_failures(fabric.control, settings):
-        run_context = _open_run(settings, fabric, where)
+        run_context = _open_run(settings, fabric, where, progress)
         variants = variants_of_run(settings, run_context.serving.weights.config.experts)
         results = [(variant, *_serve(run_context, variant, progress)) for variant in variants]
     # The heartbeat goes on until the record is made, so that silence is noticed to the end.
@@ -148,7 +155,7 @@ def record_rank(
     """
     fabric, where = _connect(settings, rendezvous)
     with _explain_failures(fabric.control, settings):
-        run_context = _open_run(settings, fabric, where)
+        run_context = _open_run(settings, fabric, where, progress)
         variant = variants_of_run(settings, run_context.serving.weights.config.experts)[-1]
         recorder: StatisticsRecorder | RoutingRecorder
         if recording.content is RecordedContent.TOKENS:
@@ -186,7 +193,9 @@ def _explain_failures(control: ControlPlane, settings: RunSettings) -> Iterator[
         raise blame(control, error, settings.deadline * ATTRIBUTION_SHARE) from error
 
 
-def _open_run(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> RunContext:
+def _open_run(
+    settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous, progress: RunProgress
+) -> RunContext:
     """Open the accelerator, check what the oracle rests on, load weights and traffic."""
     accelerator = open_for_rank(registry.accelerator(settings.backend), rendezvous.rank)
     grid = Grid(rendezvous.size, settings.pipeline_ranks, settings.tensor_ranks)
@@ -210,7 +219,9 @@ def _open_run(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> 
         check_same_placement(
             layout, fabric.open("placement"), accelerator.device, rendezvous.deadline
         )
-    observers = Observers(settings, rank)
+    turns = 1 if grid.data_parallel_only else settings.turns
+    live = LiveFeed(progress.live, turns) if settings.live and rank == 0 else None
+    observers = Observers(settings, rank, live)
     return RunContext(
         settings,
         accelerator,
@@ -263,7 +274,8 @@ def _pass(
     def watch(step: int, rows: Counts, imbalance: float) -> None:
         if recorder is not None:
             recorder.record(step, rows)
-        if run_context.rank == 0:
+        # A live display is told by the event sinks, so that no step waits for the pipe to it.
+        if run_context.rank == 0 and not run_context.settings.live:
             progress.step(step + 1, imbalance, "")
 
     return serve_variant(run_context, variant, watch)
@@ -300,7 +312,11 @@ def _rebalances(
     records = {record.number: record for record in pass_result.spans.rebalances}
     turns = 1 if run_context.grid.data_parallel_only else run_context.settings.turns
     own_rebalances = [
-        _rebalance(report, records.get(report.number), turns) for report in pass_result.reports
+        replace(
+            _rebalance(report, records.get(report.number), turns),
+            moves=_moves(run_context, pass_result.spans.copies.get(report.number, ())),
+        )
+        for report in pass_result.reports
     ]
     own = {
         "rebalances": [asdict(rebalance) for rebalance in own_rebalances],
@@ -310,7 +326,7 @@ def _rebalances(
     stages = gatherer.gather_texts(json.dumps(own))[:: run_context.grid.ranks_per_stage]
     stage_results = [json.loads(text) for text in stages]
     rebalances = [
-        Rebalance(**rebalance) for stage in stage_results for rebalance in stage["rebalances"]
+        restore_rebalance(rebalance) for stage in stage_results for rebalance in stage["rebalances"]
     ]
     aborts = sum((Counter(stage["aborts"]) for stage in stage_results), Counter[str]())
     return tuple(
@@ -331,6 +347,23 @@ def _rebalance(report: RebalanceReport, record: RebalanceRecord | None, turns: i
         before=record.imbalance_before if record else None,
         predicted=record.predicted_imbalance if record else None,
         actual=record.actual_imbalance if record else None,
+    )
+
+
+def _moves(
+    run_context: RunContext, copies: tuple[SlotCopy, ...]
+) -> tuple[tuple[int, int, int | None, int], ...]:
+    """Copies by the run's layers and ranks; a stage counts its own from 0."""
+    first_rank = run_context.grid.stage_ranks(run_context.rank)[0]
+    first_layer = run_context.layers.start
+    return tuple(
+        (
+            first_layer + copy.layer,
+            copy.expert,
+            None if copy.from_rank is None else first_rank + copy.from_rank,
+            first_rank + copy.to_rank,
+        )
+        for copy in copies
     )
 
 

@@ -39,6 +39,9 @@ class Rebalance:
     """The same of the plan."""
     actual: float | None = None
     """In the first sub-window after it; None where it was not seen."""
+    moves: tuple[tuple[int, int, int | None, int], ...] = ()
+    """Layer, expert, the rank that sent it and the rank that got it, of each copy; None: it came
+    from the host's memory. Empty in older records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +135,19 @@ def load_record(path: Path) -> RunRecord:
         raise UsageError(f"{path} is not the record of a run: {error}") from error
 
 
+def restore_rebalance(values: dict[str, Any]) -> Rebalance:
+    """A rebalance of what JSON made of it, which has no tuples."""
+    moves = tuple(tuple(move) for move in values.pop("moves", ()))
+    return Rebalance(**values, moves=moves)
+
+
 def _restore(facts: dict[str, Any], arrays: dict[str, Any]) -> RunRecord:
     variants = {
         name: VariantRecord(
             **{key: arrays[f"{name}.{key}"] for key in VARIANT_ARRAYS},
             **{
                 **fields,
-                "rebalances": tuple(Rebalance(**rebalance) for rebalance in fields["rebalances"]),
+                "rebalances": tuple(map(restore_rebalance, fields["rebalances"])),
             },
         )
         for name, fields in facts.pop("variants").items()

@@ -23,12 +23,11 @@ from equipoise.demo.model import Decoder, KVCache, LocalExperts, ModelWeights, M
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.routing_recorder import RoutingRecorder
 from equipoise.demo.run_record import Counts
-from equipoise.demo.scheduler import RequestScheduler, cache_slots
+from equipoise.demo.scheduler import RequestScheduler, RunningRequest, cache_slots
+from equipoise.demo.settings import REFERENCE_NAME
 from equipoise.demo.traffic import Traffic
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.stream import Stream
-
-REFERENCE_NAME = "reference"
 
 
 def serve_alone(weights: ModelWeights, traffic: Traffic, progress: RunProgress) -> RequestScheduler:
@@ -160,6 +159,11 @@ class ServeLoop:
             self.watch(step)
         self.scheduler.close()
         return self.scheduler
+
+    @property
+    def newest_request(self) -> RunningRequest | None:
+        """The last request of this rank that was admitted."""
+        return self.scheduler.newest
 
     def _step(self, step: int) -> None:
         enter = self.serving.control.set_operation

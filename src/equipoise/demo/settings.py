@@ -55,6 +55,10 @@ class VariantName(StrEnum):
     """Rebalanced online; the names are those of `RankLoads`."""
 
 
+REFERENCE_NAME = "reference"
+"""Of the pass that one process serves alone, in what a run tells of its progress."""
+
+
 class ExchangeForm(StrEnum):
     """Which form of the exchange carries rows to their experts."""
 
@@ -210,6 +214,9 @@ class RunSettings:
     max_stalled_steps: Annotated[int, Option(
         "steps without progress after which a rebalance is aborted", MOVES,
         least=1, most=MAX_STEPS, metavar="STEPS", rare=True)] = 64
+    live: Annotated[bool, Option(
+        "draw on the terminal what happens while it serves: ranks as bars, the switch of the text, "
+        "weights that move; without --variants, serves before and after only", WATCHING)] = False
     log_rebalances: Annotated[bool, Option(
         "one line per rebalance on standard error; aborted ones are logged anyway", WATCHING
     )] = False

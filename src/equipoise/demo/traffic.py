@@ -117,6 +117,12 @@ class Traffic:
             raise IndexError(f"step {step} is outside 0 to {self.steps - 1}")
         return sum(step >= first for first in self.switch_steps)
 
+    def tokens(self, step: int) -> int:
+        """Tokens of a step's forward, over all ranks: prompts that arrive, one of each request that
+        decodes."""
+        decoding = min(step, self.new_tokens - 1)
+        return self.requests_per_step * (self.prompt + decoding)
+
     def arrivals(self, step: int) -> tuple[PromptRequest, ...]:
         """The requests that arrive at a step, in order of their id."""
         phase = self.phase_of(step)

@@ -268,7 +268,10 @@ def _run(
 
     def watch(step: int) -> None:
         watchers.watch(step, meter.experts[step], balancer.imbalance())
+        if (live := run_context.observers.live) is not None:
+            live.follow(served[0].newest_request, run_context.traffic.new_tokens)
 
+    served: list[ServeLoop | ModelStage] = []
     if run_context.grid.data_parallel_only:
         loop = ServeLoop(
             run_context.serving,
@@ -280,6 +283,7 @@ def _run(
             name,
             watchers.events,
         )
+        served.append(loop)
         return loop.run().finished
     with open_stage(run_context, name) as stage:
         moe = stage.slice_moe(moe, run_context.serving.compute)
@@ -294,6 +298,7 @@ def _run(
             name,
             watchers.events,
         )
+        served.append(model_stage)
         return model_stage.run()
 
 

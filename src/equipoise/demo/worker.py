@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.connection import rendezvous_from
+from equipoise.demo.progress import LiveMessage
 from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.run_record import save_record
 from equipoise.demo.settings import (
@@ -108,17 +110,20 @@ class LauncherPipe:
     """JSON lines to the launcher, on a descriptor that nothing else writes to.
 
     Standard output is pointed at standard error, so that whatever a backend or a library prints
-    is seen, and cannot be taken for a message.
+    is seen, and cannot be taken for a message. Messages come from several threads.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def send(self, message: dict[str, object]) -> None:
         """One message."""
-        self._pipe.write(json.dumps(message) + "\n")
-        self._pipe.flush()
+        line = json.dumps(message) + "\n"
+        with self._lock:
+            self._pipe.write(line)
+            self._pipe.flush()
 
     def variant(self, name: str, steps: int) -> None:
         """A pass over the traffic begins."""
@@ -127,6 +132,10 @@ class LauncherPipe:
     def step(self, done: int, imbalance: float, note: str) -> None:
         """One more step is through."""
         self.send({"done": done, "imbalance": imbalance, "note": note})
+
+    def live(self, message: LiveMessage) -> None:
+        """Something for a live display."""
+        self.send(message)
 
     def done(self) -> None:
         """The launcher notices by itself."""

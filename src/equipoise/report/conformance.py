@@ -12,7 +12,11 @@ from equipoise.hal.conformance.clauses import (
 )
 from equipoise.hal.conformance.expected_violations import Expectation, Shows
 from equipoise.hal.conformance.profile import families_of
-from equipoise.hal.conformance.reproduce import python_source, reproduction_of
+from equipoise.hal.conformance.reproduce import (
+    MAX_WHAT_LINES,
+    python_source,
+    reproduction_of,
+)
 from equipoise.hal.conformance.result import (
     ClauseFinding,
     Finding,
@@ -23,11 +27,12 @@ from equipoise.hal.conformance.result import (
 )
 from equipoise.hal.conformance.search import (
     PropertyHeld,
+    PropertyNotJudged,
     PropertyReported,
     PropertyUnsupported,
     PropertyViolated,
 )
-from equipoise.report.page import CSS, card_section, escape_html, facts
+from equipoise.report.page import flat_facts, render_page
 from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 WIDTH = 80
@@ -42,6 +47,8 @@ STATUS_SIGNS = {
 }
 """Sign of each status in the matrix; a dot for a clause that no property judges."""
 NOT_RUN_SIGN = "·"
+MAX_NAMED = 5
+"""Clauses that a level names as not judged; more are counted: after a standstill most are."""
 STATUS_STYLES = {
     Status.HELD: TextStyle.GREEN,
     Status.VIOLATED: TextStyle.RED,
@@ -77,7 +84,7 @@ def render(result: SuiteResult, colours: ColourMode, programs: Path | None = Non
             for passed in result.unexpected_passes(Shows.SOMETIMES)
             for line in textwrap.wrap(absent_race(passed), WIDTH, subsequent_indent="  ")
         ),
-        styled(verdict(result), TextStyle.RED if result.exit_code else TextStyle.GREEN, colours),
+        styled(verdict(result), TextStyle.RED if _failed(result) else TextStyle.GREEN, colours),
     ]
     return "\n".join(lines)
 
@@ -96,14 +103,22 @@ def verdict(result: SuiteResult) -> str:
 
 
 def _verdict_text(result: SuiteResult) -> str:
+    if result.interruption is not None:
+        return "INTERRUPTED"
     if result.count(Status.VIOLATED):
         return "THE CONTRACT IS BROKEN"
-    if result.exit_code:
+    if result.unexpected_passes(Shows.ALWAYS):
         return "THE FILE OF EXPECTED VIOLATIONS IS WRONG"
+    if result.exit_code:
+        return "NOT EVERYTHING COULD BE JUDGED"
     if result.count(Status.EXPECTED):
         return "the contract is broken as expected"
     whole = set(families_of(result.target)) <= {finding.family for finding in result.findings}
     return "the contract is kept" if whole else "this part of the contract is kept"
+
+
+def _failed(result: SuiteResult) -> bool:
+    return bool(result.exit_code) or result.interruption is not None
 
 
 def levels_line(result: SuiteResult) -> str:
@@ -126,10 +141,12 @@ def _describe_level(finding: LevelFinding) -> str:
     name = finding.level.value
     if finding.status is LevelStatus.NOT_KEPT:
         expected = finding.clauses(Status.EXPECTED)
+        unjudged = finding.clauses(Status.NOT_JUDGED)
         words = [
             *finding.clauses(Status.VIOLATED),
             *(f"{clause} expected" for clause in expected),
-            *(f"{clause} not judged" for clause in finding.clauses(Status.NOT_JUDGED)),
+            *(f"{clause} not judged" for clause in unjudged if len(unjudged) <= MAX_NAMED),
+            *([f"{len(unjudged)} not judged"] if len(unjudged) > MAX_NAMED else []),
         ]
         return f"{name} ({', '.join(words)})"
     undeclared = finding.clauses(Status.UNSUPPORTED)
@@ -164,7 +181,8 @@ def describe_clause(clause: ClauseFinding) -> str:
         )
     broken = (Status.VIOLATED, Status.EXPECTED)
     names = sorted({f.property_name for f in clause.findings if f.status in broken})
-    return f"see {', '.join(names)}"
+    see = f"see {', '.join(names)}" if names else ""
+    return "; ".join(filter(None, (see, clause.obstacles)))
 
 
 def matrix(result: SuiteResult, colours: ColourMode) -> list[str]:
@@ -237,7 +255,7 @@ def _violations(result: SuiteResult, colours: ColourMode, programs: Path | None)
         if finding.expectation is not None:
             title = f"expected: {title}"
         yield styled(title, STATUS_STYLES[finding.status], colours)
-        yield from textwrap.wrap(finding.verdict.what, WIDTH, subsequent_indent="  ")
+        yield from _what(finding.verdict.what)
         yield f"smallest program found, of {finding.verdict.cases} played:"
         yield from (f"    {line}" for line in program_lines(finding.verdict))
         if programs is not None:
@@ -245,6 +263,15 @@ def _violations(result: SuiteResult, colours: ColourMode, programs: Path | None)
     if programs is None and violations(result):
         yield ""
         yield "--out DIR writes these programs as Python files that run by themselves"
+
+
+def _what(text: str) -> Iterable[str]:
+    """What was seen, line by line: a rank that hangs or dies is quoted with its stacks."""
+    lines = text.splitlines()
+    for line in lines[:MAX_WHAT_LINES]:
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+    if len(lines) > MAX_WHAT_LINES:
+        yield f"({len(lines) - MAX_WHAT_LINES} more lines: --json FILE writes all of them)"
 
 
 def _cells(
@@ -268,70 +295,64 @@ LEVEL_CLASSES = {
     LevelStatus.NOT_DECLARED: "unsupported",
     LevelStatus.NOT_JUDGED: "absent",
 }
-CONFORMANCE_CSS = """
-.expected { font-weight:650; }
-.held { color:var(--good); } .violated, .not-judged { color:var(--bad); font-weight:650; }
-.unsupported, .absent { color:var(--soft); }
-table.left td, table.left th { text-align:left; white-space:normal; vertical-align:top; }
-table.grid { width:auto; } table.grid td, table.grid th { text-align:center; padding:3px 9px; }
-table.grid td a { color:inherit; text-decoration:none; }
-td.num { white-space:nowrap; } .reported { font-weight:650; }
-"""
 
 
 def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
     """The whole file as text; `about` holds version, command, machine and time."""
-    body = "\n".join(
-        (
-            _head(result),
-            _tiles(result),
-            *(_violation(result, finding) for finding in violations(result)),
-            card_section("Levels", _levels(result)),
-            card_section("The contract at a glance", _grid(result)),
-            card_section("Clause by clause", _clauses(result)),
-            card_section("Property by property", _properties(result)),
-            card_section("Machine and command", _about(about)),
-        )
-    )
-    title = f"Conformance of {escape_html(result.subject)}"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{CSS}{CONFORMANCE_CSS}</style>\n"
-        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    clauses = {finding.clause: finding for finding in result.clauses()}
+    most = max(clause_sort_key(clause)[1] for clause in TITLES)
+    shown = {name: value for name, value in about.items() if name not in ("command", "equipoise")}
+    return render_page(
+        "conformance.html",
+        command=str(about.get("command", "")),
+        title=f"Conformance of {result.subject}",
+        headline=headline(result),
+        mood="bad" if _failed(result) else "good",
+        verdict=verdict(result),
+        levels_line=levels_line(result),
+        passes=[unexpected_pass(one) for one in result.unexpected_passes(Shows.ALWAYS)],
+        races=[absent_race(one) for one in result.unexpected_passes(Shows.SOMETIMES)],
+        tiles=_tiles(result),
+        violations=[_violation(result, finding) for finding in violations(result)],
+        levels=[
+            (one.level.value, (one.status.value, LEVEL_CLASSES[one.status]), _describe_level(one))
+            for one in result.levels()
+        ],
+        numbers=range(1, most + 1),
+        grid=[
+            (letter, [_html_cell(f"{letter}{number}", clauses) for number in range(1, most + 1)])
+            for letter in CLAUSE_LETTERS
+        ],
+        legend="; ".join(f"{sign} {status}" for status, sign in STATUS_SIGNS.items()),
+        not_run=NOT_RUN_SIGN,
+        clauses=[
+            (name, _marked(clause.status), TITLES.get(name, ""), describe_clause(clause))
+            for name, clause in clauses.items()
+        ],
+        properties=[
+            (
+                finding.property_name,
+                ", ".join(finding.clauses),
+                finding.executor,
+                _marked(finding.status),
+                (_ground(finding), "num"),
+                (f"{finding.seconds:.2f} s", "num"),
+            )
+            for finding in result.findings
+        ],
+        about=flat_facts(shown),
     )
 
 
-def _head(result: SuiteResult) -> str:
-    mood = "bad" if result.exit_code else "good"
-    passes = "".join(
-        f'<p class="bad">{escape_html(unexpected_pass(expected))}</p>'
-        for expected in result.unexpected_passes(Shows.ALWAYS)
-    ) + "".join(
-        f'<p class="soft">{escape_html(absent_race(expected))}</p>'
-        for expected in result.unexpected_passes(Shows.SOMETIMES)
-    )
-    return (
-        f"<header><h1>Conformance of {escape_html(result.subject)}</h1>"
-        f'<p class="soft">{escape_html(headline(result))}</p>'
-        f'<div class="verdict {mood}">{escape_html(verdict(result))}</div>'
-        f"<p>{escape_html(levels_line(result))}</p>{passes}</header>"
-    )
-
-
-def _tiles(result: SuiteResult) -> str:
+def _tiles(result: SuiteResult) -> list[tuple[str, str]]:
     played = sum(_played(finding) for finding in result.findings)
-    tiles = [
+    return [
         (f"{result.count(Status.HELD)}", "clauses held"),
         (f"{result.count(Status.VIOLATED)}", "violated"),
         (f"{result.count(Status.UNSUPPORTED)}", "declared unsupported"),
         (f"{len({finding.property_name for finding in result.findings})}", "properties"),
         (f"{played:,}", "programs played"),
     ]
-    inner = "".join(
-        f'<div class="tile"><b>{value}</b><span>{words}</span></div>' for value, words in tiles
-    )
-    return f'<div class="tiles">{inner}</div>'
 
 
 def _played(finding: Finding) -> int:
@@ -340,87 +361,37 @@ def _played(finding: Finding) -> int:
     return 0
 
 
-def _violation(result: SuiteResult, finding: Finding) -> str:
+def _violation(result: SuiteResult, finding: Finding) -> dict[str, object]:
     assert isinstance(finding.verdict, PropertyViolated)
-    lines = "\n".join(escape_html(line) for line in program_lines(finding.verdict))
-    return card_section(
-        f"{'Expected violation' if finding.expectation else 'Violated'}: {finding.verdict.clause}",
-        f"<p>{escape_html(finding.verdict.what)}</p>"
-        f'<p class="soft">{escape_html(finding.property_name)}, '
-        f"on {escape_html(finding.executor)}; the smallest program found, of "
-        f"{finding.verdict.cases} played:</p><pre>{lines}</pre>"
-        f"<details><summary>as a Python file that runs by itself</summary><pre>"
-        f"{escape_html(program_source(result, finding))}</pre></details>",
-    )
+    word = "Expected violation" if finding.expectation else "Violated"
+    return {
+        "title": f"{word}: {finding.verdict.clause}",
+        "what": finding.verdict.what,
+        "where": f"{finding.property_name}, on {finding.executor}",
+        "cases": finding.verdict.cases,
+        "program": "\n".join(program_lines(finding.verdict)),
+        "source": program_source(result, finding),
+    }
 
 
-def _levels(result: SuiteResult) -> str:
-    rows = "".join(
-        f"<tr><td>{finding.level.value}</td>"
-        f'<td class="{LEVEL_CLASSES[finding.status]}">{finding.status.value}</td>'
-        f"<td>{escape_html(_describe_level(finding))}</td></tr>"
-        for finding in result.levels()
-    )
-    return _table(("level", "status", "clauses that say so"), rows)
-
-
-def _grid(result: SuiteResult) -> str:
-    findings = {finding.clause: finding for finding in result.clauses()}
-    most = max(clause_sort_key(clause)[1] for clause in TITLES)
-    head = "".join(f"<th>{number}</th>" for number in range(1, most + 1))
-    rows = "".join(
-        f"<tr><th>{letter}</th>"
-        + "".join(_html_cell(f"{letter}{number}", findings) for number in range(1, most + 1))
-        + "</tr>"
-        for letter in CLAUSE_LETTERS
-    )
-    legend = "; ".join(f"{sign} {status}" for status, sign in STATUS_SIGNS.items())
-    return (
-        f'<table class="grid"><tr><th></th>{head}</tr>{rows}</table>'
-        f'<p class="soft">{legend}; \u00b7 not in this run</p>'
-    )
-
-
-def _html_cell(clause: str, findings: Mapping[str, ClauseFinding]) -> str:
+def _html_cell(clause: str, findings: Mapping[str, ClauseFinding]) -> dict[str, str | None] | None:
+    """A cell of the grid: sign, class, title, and where it links to, if anywhere."""
     if clause not in TITLES:
-        return "<td></td>"
-    title = escape_html(f"{clause}: {TITLES[clause]}")
+        return None
+    title = f"{clause}: {TITLES[clause]}"
     if clause not in findings:
-        return f'<td class="absent" title="{title}">\u00b7</td>'
+        return {"sign": NOT_RUN_SIGN, "css": "absent", "title": title, "link": None}
     status = findings[clause].status
-    link = f'<a href="#{clause}">{STATUS_SIGNS[status]}</a>'
-    return f'<td class="{_class(status)}" title="{title}">{link}</td>'
-
-
-def _clauses(result: SuiteResult) -> str:
-    rows = "".join(
-        f'<tr id="{finding.clause}"><td class="num">{finding.clause}</td>'
-        f'<td class="{_class(finding.status)}">{finding.status.value}</td>'
-        f"<td>{escape_html(TITLES.get(finding.clause, ''))}</td>"
-        f"<td>{escape_html(describe_clause(finding))}</td></tr>"
-        for finding in result.clauses()
-    )
-    return _table(("clause", "status", "what it says", "on what ground"), rows)
-
-
-def _properties(result: SuiteResult) -> str:
-    rows = "".join(
-        f"<tr><td>{escape_html(finding.property_name)}</td>"
-        f"<td>{escape_html(', '.join(finding.clauses))}</td>"
-        f"<td>{escape_html(finding.executor)}</td>"
-        f'<td class="{_class(finding.status)}">{finding.status.value}</td>'
-        f'<td class="num">{_ground(finding)}</td>'
-        f'<td class="num">{finding.seconds:.2f} s</td></tr>'
-        for finding in result.findings
-    )
-    return _table(("property", "clauses", "executor", "status", "on what ground", "took"), rows)
+    return {"sign": STATUS_SIGNS[status], "css": _class(status), "title": title, "link": clause}
 
 
 def _ground(finding: Finding) -> str:
     if isinstance(finding.verdict, PropertyUnsupported):
-        return escape_html(finding.verdict.capability)
+        return finding.verdict.capability
+    if isinstance(finding.verdict, PropertyNotJudged):
+        return finding.verdict.reason
     if isinstance(finding.verdict, PropertyReported):
-        return escape_html(finding.verdict.figure)
+        return finding.verdict.figure
     count = finding.verdict.cases
     return (
         f"{count} cases"
@@ -429,22 +400,10 @@ def _ground(finding: Finding) -> str:
     )
 
 
-def _about(about: Mapping[str, Any]) -> str:
-    return facts(_flat(about))
-
-
-def _flat(about: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for key, value in about.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value)
-        else:
-            yield key, str(value)
+def _marked(status: Status) -> tuple[str, str]:
+    """The word of a status, and the class that colours it."""
+    return status.value, _class(status)
 
 
 def _class(status: Status) -> str:
     return status.value.replace(" ", "-")
-
-
-def _table(columns: Iterable[str], rows: str) -> str:
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    return f'<table class="left"><tr>{head}</tr>{rows}</table>'

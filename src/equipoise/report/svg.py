@@ -20,14 +20,15 @@ MUTED = "#8a93a3"
 """Readable on light and on dark paper."""
 
 VARIANT_COLOURS = {
-    "unbalanced": "#c8553d",
-    "placement": "#7a5ba6",
-    "static": "#c99a2e",
-    "lagged": "#4f8f8b",
-    "local": "#4c8c3f",
+    "unbalanced": "#d55e00",
+    "placement": "#c2699f",
+    "static": "#c98a00",
+    "lagged": "#3f9fd6",
+    "local": "#009e73",
     "node": "#8a6d3b",
-    "exact": "#3d6fb6",
+    "exact": "#3b78d0",
 }
+"""After Okabe and Ito: also colour-blind eyes tell them apart."""
 
 DIVERGING = ("#2456a4", "#82aedb", "#f3f0e8", "#eda268", "#b3331d")
 """Below the mean, the mean, above it."""
@@ -38,9 +39,9 @@ PHASE_COLOURS = {
     "planning": "#c99a2e",
     "proposed": "#d9c08a",
     "transferring": "#3d6fb6",
-    "staged": "#1f7a4d",
-    "updating": "#4f8f8b",
-    "draining": "#c8553d",
+    "staged": "#009e73",
+    "updating": "#3f9fd6",
+    "draining": "#d55e00",
     "failed": "#b3331d",
 }
 """What a rebalance is in."""
@@ -127,6 +128,21 @@ def draw(name: str, height: float, paint: Callable[["Figure"], None]) -> str:
         FigureCanvasSVG(figure)
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return _for_a_page(buffer.getvalue())
+
+
+FILE_STYLE = (
+    "<style>svg{background:#fff;color:#1f2933}"
+    "@media (prefers-color-scheme:dark){svg{background:#0d1117;color:#e6edf3}}</style>"
+)
+"""Of a picture in a file, which no page gives colours: both schemes, each on its own paper."""
+
+
+def file_of(svg: str) -> str:
+    """A picture of `draw` as a file of its own, readable in light and in dark surroundings."""
+    opening, rest = svg.split(">", 1)
+    if " xmlns=" not in opening:
+        opening = opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    return f"{opening}>{FILE_STYLE}{rest}\n"
 
 
 def _for_a_page(svg: str) -> str:

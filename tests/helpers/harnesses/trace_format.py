@@ -1,7 +1,7 @@
 """The rules of Chrome's "Trace Event Format" for the events that are written, as a check.
 
 Source: the document of that name by the authors of the viewer: the JSON object form, complete (X),
-counter (C) and metadata (M) events.
+counter (C), metadata (M) and flow (s, f) events.
 """
 
 import math
@@ -26,7 +26,7 @@ def faults(trace: Any) -> list[str]:
     messages = [f"{event}: {fault}" for event in events for fault in _faults_of(event)]
     if trace.get("displayTimeUnit") not in ("ms", "ns"):
         messages.append("displayTimeUnit is ms or ns")
-    return [*messages, *_crossing(events), *_unnamed(events)]
+    return [*messages, *_crossing(events), *_unnamed(events), *_loose(events)]
 
 
 def _faults_of(event: dict[str, Any]) -> list[str]:
@@ -84,5 +84,36 @@ def _unnamed(events: list[dict[str, Any]]) -> list[str]:
     return [f"thread {thread} has no name" for thread in sorted(used - named)]
 
 
-RULES = {"X": _complete, "C": _counter, "M": _metadata}
+def _flow(event: dict[str, Any]) -> list[str]:
+    known = isinstance(event.get("id"), int) and isinstance(event.get("tid"), int)
+    binds = event["ph"] == "s" or event.get("bp") == "e"
+    return (
+        _time(event, "ts")
+        + ([] if known else ["no id or thread"])
+        + ([] if binds else ["ends at the next span"])
+    )
+
+
+def _loose(events: list[dict[str, Any]]) -> list[str]:
+    """A flow has one begin and one later end, both within a span of their thread."""
+    spans = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X":
+            spans[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    flows: dict[int, dict[str, float]] = defaultdict(dict)
+    messages = []
+    for event in events:
+        if event.get("ph") in ("s", "f"):
+            flows[event["id"]][event["ph"]] = event["ts"]
+            around = spans[event["pid"], event["tid"]]
+            if not any(begin <= event["ts"] <= end for begin, end in around):
+                messages.append(f"{event} lies in no span")
+    return messages + [
+        f"flow {name} has {ends}"
+        for name, ends in flows.items()
+        if set(ends) != {"s", "f"} or ends["s"] > ends["f"]
+    ]
+
+
+RULES = {"s": _flow, "f": _flow, "X": _complete, "C": _counter, "M": _metadata}
 """By kind of event."""

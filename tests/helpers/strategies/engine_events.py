@@ -13,6 +13,7 @@ from equipoise.balancer.experts.placement import (
     initial_placement,
 )
 from equipoise.balancer.experts.runtime.events import (
+    NO_READS,
     Event,
     LoadReduced,
     RebalanceEnded,
@@ -69,7 +70,9 @@ def placements(expert: int = 3) -> tuple[Placement, Placement]:
 
 
 def rebalance_ended(rank: int = 0, **other: object) -> RebalanceEnded:
-    return RebalanceEnded(record(**other), 1.0, 2.0, placements(), rank, SHAPE, SLOT_BYTES)
+    return RebalanceEnded(
+        record(**other), 1.0, 2.0, placements(), NO_READS, rank, SHAPE, SLOT_BYTES
+    )
 
 
 def load_reduced(step: int, load: Load) -> LoadReduced:

@@ -1,6 +1,7 @@
 """`equipoise conformance`: what it prints, writes, refuses, and ends with."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from equipoise.cli.conformance_options import (
 )
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES
 from equipoise.hal.conformance.profile import Profile, RunTarget
+from equipoise.hal.conformance.reproduce import MARK
 
 BROKEN_BACKEND = "helpers.fakes.broken_stream_backends:BACKEND"
 BAD = {
@@ -23,6 +25,10 @@ BAD = {
     ("--backend", "no.such.module:BACKEND"): "does not import",
     ("--backend", "json:loads"): "is not a Backend",
     ("--communicator", "pigeons"): "--communicator: unknown name 'pigeons'",
+    ("--communicator", "c10d"): "(or PACKAGE:OBJECT or c10d:NAME or torchcomms:NAME)",
+    ("--backend", "c10d:gloo"): "--backend: 'c10d:gloo' is a communicator, not a backend",
+    ("--communicator", "c10d:gloo", "--only", "locks"): "no property of the families locks and",
+    ("--out", "/proc/found"): "--out: /proc/found cannot be written",
     ("--ranks", "0"): "--ranks must be 1 to 64, got 0",
     ("--ranks", "65"): "--ranks must be 1 to 64, got 65",
     ("--ranks", "many"): "expected a whole number, got 'many'",
@@ -108,10 +114,16 @@ def test_conformance_prints_violating_program_and_exits_1(
 def test_conformance_writes_json_and_html_report(
     equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
+    programs = tmp_path / "found" / "violations"
+    programs.mkdir(parents=True)
+    (programs / "earlier.py").write_text(f"{MARK}\n)\n")
+    (programs / "mine.py").write_text("mine\n")
     answer = equipoise(
         "conformance", "--backend", BROKEN_BACKEND, "--only", "ordering", "--out", "found"
     )
     assert answer.code == 1
+    assert not (programs / "earlier.py").exists(), "a program of an earlier run"
+    assert (programs / "mine.py").exists()
     report = json.loads((tmp_path / "found" / "conformance.json").read_text())
     assert report["exit_code"] == 1
     assert report["clauses"]["O3"]["status"] == "violated"
@@ -181,6 +193,27 @@ def test_conformance_names_file_of_bad_expectation(
     assert answer.err == f"equipoise: error: {message}\n"
 
 
+def test_conformance_reads_known_violations_with_mark_of_encoding(
+    equipoise: Callable[..., Any], tmp_path: Path
+) -> None:
+    known = '[[expected]]\nclause = "V1"\nreason = "r"\n'
+    (tmp_path / "known.toml").write_text(known, encoding="utf-8-sig")
+    arguments = ("--backend", "virtual", "--only", "determinism", "--cases", "1", "--quiet")
+    assert equipoise("conformance", *arguments, "--xfail", "known.toml").code == 0
+
+
+def test_conformance_finds_backend_in_working_directory(
+    equipoise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script, which is what runs the command, does not look there by itself."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = "from equipoise.backends.virtual import BACKEND\n"
+    (tmp_path / "backend_of_this_folder.py").write_text(source)
+    arguments = ("--only", "determinism", "--cases", "1", "--quiet")
+    answer = equipoise("conformance", "--backend", "backend_of_this_folder:BACKEND", *arguments)
+    assert answer.code == 0, answer.err
+
+
 @pytest.mark.slow
 def test_conformance_exits_0_when_violations_are_expected(
     equipoise: Callable[..., Any], tmp_path: Path
@@ -221,16 +254,24 @@ def test_conformance_reports_raising_probe_as_violation(equipoise: Callable[...,
 
 
 def test_conformance_steers_device_before_each_case(
-    equipoise: Callable[..., Any],
+    equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
     wheel.TOLD.clear()
+    figures = tmp_path / "figures.json"
     arguments = ("--backend", "cpu", "--only", "ordering", "--cases", "3", "--quiet")
+    output = ("--json", str(figures))
     answer = equipoise(
-        "conformance", *arguments, "--schedule-from", "helpers.fakes.schedule_recorder:steer"
+        "conformance",
+        *arguments,
+        *output,
+        "--schedule-from",
+        "helpers.fakes.schedule_recorder:steer",
     )
     assert answer.code == 0, answer.out + answer.err
     assert answer.out.splitlines()[0].startswith("conformance of cpu with gloo")
-    assert len(wheel.TOLD) == 5 * 3, "the properties of the family, and nothing on ranks"
+    properties = json.loads(figures.read_text())["properties"]
+    assert len(properties) > 5
+    assert len(wheel.TOLD) == sum(each["cases"] for each in properties), "and nothing on ranks"
 
 
 def test_conformance_failed_steering_exits_2_with_one_line(

@@ -1,5 +1,6 @@
 """`equipoise picker`: its options, and what is wrong with them."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from check_docs import refusal
 
 from equipoise.balancer.requests.policy_factory import PolicyFactory, routing_policy_factory
 from equipoise.cli.picker import COMMAND, PickerRequest, picker_settings, policy_of, read_endpoints
@@ -16,6 +18,7 @@ from equipoise.serve.picker import server
 from equipoise.serve.picker.settings import (
     DnsEndpoints,
     EndpointsFile,
+    PickerPorts,
     PickerSettings,
     StaticEndpoints,
     TokenSource,
@@ -234,3 +237,15 @@ def test_example_configuration_is_taken() -> None:
     root = Path(__file__).parents[3]
     values = COMMAND.read({"config": root / "examples" / "picker" / "picker.yaml"})
     assert picker_settings(values).tokens is TokenSource.METRICS
+
+
+def test_example_of_image_runs_a_command_that_is_taken_as_no_superuser() -> None:
+    text = (Path(__file__).parents[3] / "examples" / "picker" / "Dockerfile").read_text()
+    lines = dict(line.split(" ", 1) for line in text.splitlines() if line[:1].isupper())
+    entry, arguments = json.loads(lines["ENTRYPOINT"]), json.loads(lines["CMD"])
+    assert (entry, refusal(arguments)) == (["equipoise"], None)
+    config = Path(arguments[arguments.index("--config") + 1])
+    assert f":{config.parent}:ro" in text, "where the example mounts it"
+    assert int(lines["USER"].partition(":")[0]) > 0
+    ports = PickerPorts()
+    assert lines["EXPOSE"] == f"{ports.grpc} {ports.health} {ports.http}"

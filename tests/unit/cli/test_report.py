@@ -135,7 +135,7 @@ def test_report_compares_placement_with_linear(equipoise: Callable[..., Any]) ->
     assert after["mean"] == pytest.approx(before["mean"])
     assert len(served["placement"]["by_slot"]["layers"]["std"]) == 2
     page = Path("h/r.html").read_text()
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3
     assert "destination rank" in page
 
 

@@ -59,6 +59,12 @@ BAD = {
     ),
     "a run that was not": (("twice", "--run", "3"), "--run must be 1 to 2, got 3"),
     "no run": (("log", "--run", "0"), "--run must be 1 to 1, got 0"),
+    "a time that is none": (("log", "--from", "noon"), "expected a time such as 2026-11-27T14:05"),
+    "a time without requests": (
+        ("log", "--from", "2026-11-27T14:05"),
+        "--from, --to: no request arrived then; the first of the log arrived at "
+        "1970-01-01 00:00:11 UTC, the last at 1970-01-01 00:00:11 UTC",
+    ),
     "an output that is the log": (("log", "--json", "log"), "is the file that LOG is read from"),
     "two outputs at once": (("log", "--json", "x", "--html", "x"), "--json is written to"),
 }
@@ -99,6 +105,36 @@ def test_route_report_selects_run_by_number(equipoise: Callable[..., Any]) -> No
     assert json.loads(Path("f.json").read_text())["total"]["requests"] == 3
 
 
+@pytest.mark.parametrize(
+    ("arguments", "requests"),
+    [
+        (("--from", "1970-01-01T00:00:11"), 2),
+        (("--from", "1970-01-01T00:00:12Z"), 1),
+        (("--to", "1970-01-01T00:00:12"), 1),
+        (("--to", "1970-01-01T02:00:12+02:00"), 1),
+        (("--from", "1970-01-01T00:00:11", "--to", "1970-01-01T00:00:12"), 1),
+    ],
+)
+def test_route_report_selects_requests_by_arrival(
+    equipoise: Callable[..., Any], arguments: tuple[str, ...], requests: int
+) -> None:
+    write_log("later", ONE, replace(OTHER, arrived_at=12.0))
+    answer = equipoise("route-report", "later", *arguments, "--json", "f.json", "--quiet")
+    assert (answer.code, answer.err) == (0, "")
+    figures = json.loads(Path("f.json").read_text())
+    assert figures["total"]["requests"] == requests
+    assert {"from", "to"} & set(figures) == {one[2:] for one in arguments[::2]}
+
+
+def test_route_report_reads_times_from_config_file(equipoise: Callable[..., Any]) -> None:
+    write_log("later", ONE, replace(OTHER, arrived_at=12.0))
+    Path("c.yaml").write_text(
+        'from: 1970-01-01T00:00:12\nto: "1970-01-01T00:00:13"\njson: f.json\n'
+    )
+    assert equipoise("route-report", "later", "--config", "c.yaml", "--quiet").code == 0
+    assert json.loads(Path("f.json").read_text())["total"]["requests"] == 1
+
+
 def test_route_report_skips_truncated_line(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("route-report", "cut")
     assert answer.code == 0
@@ -120,5 +156,5 @@ def test_route_report_without_matplotlib_prints_table_and_warns(
 
 
 def test_route_report_options_match_request_fields() -> None:
-    fields = {"log", *COMMAND.options}
+    fields = {"log", *(option.field for option in COMMAND.options.values())}
     assert set(RouteReportRequest.__dataclass_fields__) == fields

@@ -38,6 +38,21 @@ for path in sys.argv[1:]:
         pass
     print(path)
 """
+INSTALL = "torch is missing: pip install '.[torch]' in a clone of equipoise"
+NEEDS_TORCH = {
+    *("AsyncIntermediateTensors", "Connection", "ModelBalancer", "ModelRegistry", "TensorChannel"),
+    *("VariableSizeExchange", "check_backend", "connect", "open_balancer"),
+}
+NAMES = """
+import sys
+sys.modules["torch"] = None
+import equipoise
+for name in equipoise.__all__:
+    try:
+        getattr(equipoise, name)
+    except ModuleNotFoundError as error:
+        print(error)
+"""
 SHAPE = ("--ranks", "4", "--slots", "12")
 COMMANDS = {
     "plan": ("plan", "counts.npy", *SHAPE, "-o", "new.json"),
@@ -49,6 +64,8 @@ COMMANDS = {
     ),
     "simulate": ("simulate", "--workload", "prop", "--workers", "2", "--requests", "40"),
     "route-report": ("route-report", "log"),
+    "route": ("route", "--help"),
+    "picker": ("picker", "--help"),
 }  # fmt: skip
 SERVERS = (
     (
@@ -121,6 +138,23 @@ def test_server_serves_without_torch(command: tuple[str, ...], line: str) -> Non
 
 
 @pytest.mark.parametrize("command", [("run",), ("record", "-o", "counts"), ("conformance",)])
+def test_serving_command_says_how_to_install_torch(command: tuple[str, ...]) -> None:
+    completed = without_torch(*command)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr == f"equipoise: error: {INSTALL}\n"
+
+
+def test_names_that_need_no_torch_are_imported_without_it() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", NAMES], capture_output=True, text=True, timeout=BOUND, check=False
+    )
+    assert set(completed.stdout.splitlines()) == {
+        f"equipoise.{name} needs torch: pip install '.[torch]' in a clone of equipoise"
+        for name in NEEDS_TORCH
+    }, completed.stderr
+
+
+@pytest.mark.parametrize("command", [("run",), ("record", "-o", "counts"), ("conformance",)])
 def test_serving_command_reports_broken_torch_in_one_line(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
@@ -154,7 +188,7 @@ def test_doctor_reports_broken_torch_and_all_else(tmp_path: Path, source: str, r
 def test_doctor_reports_missing_torch() -> None:
     completed = without_torch("doctor")
     assert completed.returncode == 1, completed.stderr
-    assert "MISSING: torch is missing: install it" in completed.stdout
+    assert f"MISSING: {INSTALL}" in " ".join(completed.stdout.split())
 
 
 def test_routing_traces_are_read_without_torch() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.demo.scheduler import RequestScheduler
 from equipoise.demo.traffic import (
     DEFAULT_PHASES,
     InvalidText,
@@ -150,3 +151,23 @@ def test_traffic_rejects_impossible_arguments() -> None:
         Traffic((phase("a", 1),), 1, prompt=17)
     with pytest.raises(IndexError, match="step 3 is outside 0 to 2"):
         Traffic((phase("a", 9),), 3, prompt=16).phase_of(3)
+
+
+@given(
+    requests_per_step=st.integers(1, 6),
+    ranks=st.integers(1, 4),
+    new_tokens=st.integers(1, 5),
+    steps=st.integers(1, 12),
+)
+def test_traffic_tokens_are_those_that_all_ranks_forward(
+    requests_per_step: int, ranks: int, new_tokens: int, steps: int
+) -> None:
+    traffic = Traffic((phase("a", 64),), steps, requests_per_step, 4, new_tokens)
+    schedulers = [RequestScheduler(traffic, rank, ranks) for rank in range(ranks)]
+    for step in range(steps):
+        rows = 0
+        for scheduler in schedulers:
+            batch = scheduler.next_batch(step)
+            rows += batch.rows
+            scheduler.add_tokens(batch, [0] * len(list(batch)))
+        assert traffic.tokens(step) == rows

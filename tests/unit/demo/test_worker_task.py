@@ -43,6 +43,7 @@ def test_worker_task_round_trips_through_json_line(
         wandb="mine",
         log_rebalances=True,
         log_balancedness_interval=7,
+        live=True,
     )
     task = RankTask(settings, Path("r.npz"), launcher=77, recording=recording)
     line = task.to_json()

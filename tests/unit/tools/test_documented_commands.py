@@ -1,4 +1,4 @@
-"""Commands on pages and in `--help` can be pasted, and pages list the folders that there are."""
+"""Commands in `--help` can be pasted, and pages list the folders that there are."""
 
 import re
 from collections.abc import Iterator
@@ -8,11 +8,7 @@ from helpers.paths import ROOT
 
 from equipoise.cli.parser import build_parser
 
-PAGES = sorted(
-    path
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    if path.name != "cli.md"  # its first block is a list of commands with their meaning
-)
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # The candidates of `equipoise replay` begin with the same word, as in "equipoise static".
 UNCOMMENTED = re.compile(
     r"^\s*(\$ )?equipoise (?!(static|lagged|local|node|exact) )[^#]*\S {2,}[^#\s\\]"
@@ -28,15 +24,6 @@ def command_helps() -> Iterator[str]:
     yield parser.format_help()
     for action in parser._subparsers._group_actions:  # type: ignore[union-attr]
         yield from (command.format_help() for command in action.choices.values())  # type: ignore[union-attr]
-
-
-def test_text_after_command_on_page_is_a_comment() -> None:
-    assert [
-        f"{path.name}: {line}"
-        for path in PAGES
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if UNCOMMENTED.match(line)
-    ] == []
 
 
 def test_text_after_command_in_help_is_a_comment() -> None:

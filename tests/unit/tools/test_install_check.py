@@ -58,7 +58,7 @@ commands = true
 
 def test_readme_has_two_lines_that_install() -> None:
     assert readme_lines(README) == [
-        "-c constraints.txt '.[plots]'",
+        "-c constraints.txt '.[demo]'",
         "-c constraints.txt tox",
     ]
 
@@ -66,13 +66,10 @@ def test_readme_has_two_lines_that_install() -> None:
 def test_project_is_replaced_by_its_requirements() -> None:
     plain = spelt_out(["-c", "constraints.txt", "."])
     assert plain == ("-c", "constraints.txt", *requirements())
-    assert any(requirement.startswith("torch>=") for requirement in plain)
-    plots = set(spelt_out([".[plots,mpi]"])) - set(plain)
-    assert {requirement.partition(">")[0] for requirement in plots} == {
-        "matplotlib",
-        "mpi4py",
-        "mpich",
-    }
+    assert not any(requirement.startswith("torch") for requirement in plain)
+    further = set(spelt_out([".[demo,mpi]"])) - set(plain)
+    names = {requirement.partition(">")[0] for requirement in further}
+    assert names == {"torch", "matplotlib", "mpi4py", "mpich"}
 
 
 def test_install_beside_vllm_ascend_keeps_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +91,7 @@ def test_install_beside_vllm_ascend_keeps_every_version(monkeypatch: pytest.Monk
     links = "--find-links", "links"
     assert asked[1:] == [
         ("torch==2.10.0", "numba", *pins, *links),
-        (*requirements(), "torch==2.10.0+cpu", "numba==0.60", *links),
+        (*requirements("torch"), "torch==2.10.0+cpu", "numba==0.60", *links),
     ]
     assert message == "2 packages, 2 of them unchanged, torch 2.10.0+cpu"
 
@@ -103,7 +100,7 @@ def test_every_line_of_readme_is_resolved_on_every_python_with_both_torches() ->
     resolutions = {(case.python, case.name, case.cpu) for case in cases(README)}
     for python in pythons():
         for cpu in (False, True):
-            assert (python, "pip install -c constraints.txt '.[plots]'", cpu) in resolutions
+            assert (python, "pip install -c constraints.txt '.[demo]'", cpu) in resolutions
         assert (python, "pip install -c constraints.txt tox", False) in resolutions
 
 
@@ -126,7 +123,7 @@ def test_readme_claims_what_is_resolved() -> None:
     [
         ("Python 3.11 or 3.12", "Python 3.11 or newer"),
         ("torch 2.10 or newer", "torch 2.9 or newer"),
-        ("'.[plots]'", "equipoise"),
+        ("'.[demo]'", "equipoise"),
     ],
 )
 def test_wrong_claim_of_readme_is_reported(claim: str, other: str) -> None:
@@ -189,10 +186,10 @@ def test_failure_ends_with_files_lines_and_command(
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     (pin,) = (line for line in pins if line.startswith("numpy=="))
     pip(fail_with(CONFLICT.format(version=pin.removeprefix("numpy=="))))
-    name = "Python 3.11, CPU torch: pip install -c constraints.txt '.[plots]'"
+    name = "Python 3.11, CPU torch: pip install -c constraints.txt '.[demo]'"
     assert main([name]) == 1
     change, reproduce = capsys.readouterr().out.splitlines()[-2:]
-    readme = README[: README.index("pip install -c constraints.txt '.[plots]'")].count("\n") + 1
+    readme = README[: README.index("pip install -c constraints.txt '.[demo]'")].count("\n") + 1
     assert change == f"change: README.md:{readme}, constraints.txt:{pins.index(pin) + 1}"
     assert reproduce.startswith("reproduce: python tools/check_install.py ")
     assert shlex.split(reproduce)[-1] == name

@@ -208,8 +208,8 @@ def check_lines(root: Path) -> list[str]:
         ),
         (
             CONTRACT,
-            ROWS + "| T2 | Text. | required | core | `hal/gone.py` | | owed |\n",
-            "T2: hal/gone.py does not exist",
+            ROWS + "| T2 | Text. | required | core | `csrc/gone.h` | | owed |\n",
+            "T2: csrc/gone.h does not exist",
         ),
         (
             CONTRACT,

@@ -9,7 +9,13 @@ from typing import Any
 from equipoise import __version__
 from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.statistics import ExpertStatistics
-from equipoise.report.placement.spread import LayoutLoad, LoadSpread, layout_load, linear
+from equipoise.report.placement.spread import (
+    LayoutLoad,
+    LoadSpread,
+    layout_load,
+    linear,
+    select_layers,
+)
 from equipoise.report.terminal import ColourMode, TextStyle, styled
 from equipoise.report.text import format_number, json_float, pluralize
 
@@ -18,11 +24,19 @@ FIGURES = "mean", "std", "imbalance"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same statistics, served in one way or two; linear first."""
+    """The same statistics, served in one way or two; linear first.
+
+    Attributes:
+        statistics: what was recorded.
+        ranks: number of ranks.
+        layouts: the load under each.
+        placement: the last of them, of just the layers of the statistics.
+    """
 
     statistics: ExpertStatistics
     ranks: int
     layouts: tuple[LayoutLoad, ...]
+    placement: ExpertPlacement
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; null where a layer had no rows."""
@@ -48,10 +62,12 @@ def compare(
     statistics: ExpertStatistics, placement: ExpertPlacement | None, ranks: int
 ) -> Comparison:
     """Raises `PlacementError` where the placement is of other layers or experts."""
-    layouts = [layout_load("linear", statistics, linear(statistics, ranks))]
+    last = linear(statistics, ranks)
+    layouts = [layout_load("linear", statistics, last)]
     if placement is not None:
         layouts.append(layout_load("placement", statistics, placement))
-    return Comparison(statistics, ranks, tuple(layouts))
+        last = select_layers(placement, statistics)
+    return Comparison(statistics, ranks, tuple(layouts), last)
 
 
 def _figures(spread: LoadSpread) -> dict[str, Any]:

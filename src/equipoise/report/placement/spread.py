@@ -16,6 +16,8 @@ from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import PlacementError
 
 Reals = npt.NDArray[np.float64]
+PEAK = 0.99
+"""Quantile over windows that stands for the worst: the largest of many is an accident."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class LayoutLoad:
         by_rank: spread over ranks.
         by_slot: spread over slots.
         rank_rows: float64 (layers, ranks), summed over windows.
-        by_window: float64 (windows,), max/mean - 1 of the ranks, mean over the layers that had rows
-            in the window; NaN where none had.
+        rank_peaks: float64 (layers, ranks), 99th percentile over windows of the rank's rows over
+            the mean rank's; NaN where the layer had no rows.
+        window_imbalance: float64 (layers, windows), max/mean - 1 of the ranks; NaN without rows.
     """
 
     name: str
@@ -62,14 +65,25 @@ class LayoutLoad:
     by_rank: LoadSpread
     by_slot: LoadSpread
     rank_rows: Reals
-    by_window: Reals
+    rank_peaks: Reals
+    window_imbalance: Reals
+
+    @property
+    def by_window(self) -> Reals:
+        """(windows,): mean over the layers that had rows in the window; NaN where none had."""
+        return np.array([mean_known(layers) for layers in self.window_imbalance.T])
+
+    def quantile_over_windows(self, part: float) -> Reals:
+        """(layers,): of the imbalance; NaN where a layer had no rows."""
+        known = (layer[~np.isnan(layer)] for layer in self.window_imbalance)
+        return np.array([np.quantile(layer, part) if layer.size else np.nan for layer in known])
 
 
 def layout_load(name: str, statistics: ExpertStatistics, layout: ExpertPlacement) -> LayoutLoad:
     """Raises `PlacementError` where the arrangement is of other layers or experts."""
     rows = layout_rows(statistics, layout)
     part = replica_shares(layout)
-    by_rank, by_slot, summed, by_window = [], [], [], []
+    by_rank, by_slot, summed, peaks, by_window = [], [], [], [], []
     # Layer by layer: all slots of all windows of all layers may be more than memory.
     for place, row in enumerate(rows):
         slots = statistics.counts[:, place, layout.placement[row]] * part[row]
@@ -77,6 +91,7 @@ def layout_load(name: str, statistics: ExpertStatistics, layout: ExpertPlacement
         by_rank.append(layer_spread(ranks))
         by_slot.append(layer_spread(slots))
         summed.append(ranks.sum(axis=0))
+        peaks.append(peak_load(ranks))
         by_window.append(window_imbalance(ranks))
     return LayoutLoad(
         name,
@@ -84,7 +99,8 @@ def layout_load(name: str, statistics: ExpertStatistics, layout: ExpertPlacement
         _spread(by_rank),
         _spread(by_slot),
         np.stack(summed),
-        np.array([mean_known(layers) for layers in np.transpose(by_window)]),
+        np.stack(peaks),
+        np.stack(by_window),
     )
 
 
@@ -93,6 +109,14 @@ def window_imbalance(rows: Reals) -> Reals:
     mean = rows.mean(axis=1)
     ratio = np.divide(rows.max(axis=1), mean, out=np.full(len(rows), np.nan), where=mean > 0)
     return np.asarray(ratio - 1)
+
+
+def peak_load(rows: Reals) -> Reals:
+    """(units,): 99th percentile of a unit's rows over the mean unit's; NaN without rows."""
+    rows = rows[rows.sum(axis=1) > 0]
+    if not rows.size:
+        return np.full(rows.shape[1], np.nan)
+    return np.asarray(np.quantile(rows / rows.mean(axis=1, keepdims=True), PEAK, axis=0))
 
 
 def layer_spread(rows: Reals) -> tuple[float, float, float]:

@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from equipoise.report.proxy_log.active_time import ActiveTime, Reals
 from equipoise.report.proxy_log.requests import COMPLETED, LoggedRequest, ProxyLog
 
-Reals: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 MOMENTS = 4096
 
 
 @dataclass(frozen=True)
 class WorkerLoads:
-    """KV tokens of every worker at moments that lie equally far apart.
+    """KV tokens of every worker at moments that lie equally far apart, pauses left out.
 
     Attributes:
         times: seconds since the first request arrived, [moments].
@@ -59,9 +59,9 @@ def worker_loads(log: ProxyLog, moments: int = MOMENTS) -> WorkerLoads | None:
     """
     if not log.bound_requests:
         return None
-    begin = log.begin
-    step = max(log.seconds, 1e-9) / moments
-    times: Reals = np.asarray((np.arange(moments) + 0.5) * step, dtype=np.float64)
+    begin, active = log.begin, ActiveTime.of(log.requests)
+    step = max(active.seconds, 1e-9) / moments
+    times = active.times(np.asarray((np.arange(moments) + 0.5) * step)) - begin
     columns = [
         _load([request for request in requests if request.bound_at is not None], begin, times)
         for requests in log.by_worker.values()
@@ -122,7 +122,8 @@ class RequestFigures:
         retried: of them, those that were sent more than once.
         prompt: tokens.
         output: tokens.
-        wait: until a worker had them.
+        wait: until a worker had them; not of those that were sent more than once.
+        retry_delay: until the last worker had them, of those that were.
         ttft: time to the first token, from arrival; streams only.
         tpot: time for each further token; completed streams only.
         load: mean KV tokens while requests were bound; nan without.
@@ -134,6 +135,7 @@ class RequestFigures:
     prompt: int
     output: int
     wait: MeanAndP99
+    retry_delay: MeanAndP99
     ttft: MeanAndP99
     tpot: MeanAndP99
     load: float
@@ -144,7 +146,10 @@ class ProxyLogFigures:
     """Everything that a table of a log has.
 
     Attributes:
+        begin: when the first request arrived, seconds since 1970.
         seconds: from the first arrival to the last end.
+        active_seconds: of them, those in which the proxy had requests, short breaks included.
+        pauses: longer times without any request.
         outcomes: how many requests ended so, most first.
         total: of all requests.
         workers: of each worker that had any.
@@ -153,7 +158,10 @@ class ProxyLogFigures:
         cut_lines: lines of the log that were left out.
     """
 
+    begin: float
     seconds: float
+    active_seconds: float
+    pauses: int
     outcomes: dict[str, int]
     total: RequestFigures
     workers: dict[str, RequestFigures]
@@ -169,10 +177,13 @@ class ProxyLogFigures:
 
 def proxy_log_figures(log: ProxyLog) -> ProxyLogFigures:
     """All of them."""
-    loads = worker_loads(log)
+    loads, active = worker_loads(log), ActiveTime.of(log.requests)
     means = {} if loads is None else dict(zip(log.workers, _mean_loads(loads), strict=True))
     return ProxyLogFigures(
+        begin=log.begin,
         seconds=log.seconds,
+        active_seconds=active.seconds,
+        pauses=len(active.pauses),
         outcomes=dict(Counter(request.outcome for request in log.requests).most_common()),
         total=_share(log.requests, sum(means.values()) if means else float("nan")),
         workers={
@@ -207,6 +218,7 @@ def _share(requests: Sequence[LoggedRequest], load: float) -> RequestFigures:
         prompt=sum(request.prompt for request in requests),
         output=sum(request.output for request in requests),
         wait=mean_and_p99(request.wait for request in requests),
+        retry_delay=mean_and_p99(one.delay for one in requests if one.attempts > 1),
         ttft=mean_and_p99(request.ttft for request in requests),
         tpot=mean_and_p99(request.tpot for request in requests),
         load=load,

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.report import plot_helpers
-from equipoise.report.proxy_log.figures import Reals, WorkerLoads, worker_loads
+from equipoise.report.proxy_log.active_time import (
+    GAP,
+    ActiveTime,
+    Reals,
+    name_pauses,
+    show_clock,
+)
+from equipoise.report.proxy_log.figures import WorkerLoads, worker_loads
 from equipoise.report.proxy_log.requests import COMPLETED, LoggedRequest, ProxyLog
 from equipoise.report.simulation.plot_style import add_grid
 from equipoise.report.svg import MUTED, SEQUENTIAL, TEXT_COLOUR, Picture, draw
 from equipoise.report.text import printable
 
+PAUSE_WORDS = " Grey bands are pauses without requests, which are cut short."
 MAX_WORKERS = 8
 """That are drawn: more would be a carpet."""
 MAX_REQUESTS = 480
@@ -27,13 +35,11 @@ class LogExcerpt:
         workers: names.
         lanes: of each worker, lanes of requests that do not overlap.
         whole: whether these are all requests that any worker had.
-        begin: when the first of them arrived.
     """
 
     workers: tuple[str, ...]
     lanes: tuple[tuple[tuple[LoggedRequest, ...], ...], ...]
     whole: bool
-    begin: float
 
 
 def log_excerpt(log: ProxyLog) -> LogExcerpt | None:
@@ -49,7 +55,7 @@ def log_excerpt(log: ProxyLog) -> LogExcerpt | None:
     skipped = max(0, len(requests) - MAX_REQUESTS) // 2
     middle = requests[skipped : skipped + MAX_REQUESTS]
     lanes = tuple(pack_lanes([t for t in middle if t.worker == worker]) for worker in workers)
-    return LogExcerpt(workers, lanes, len(middle) == len(log.bound_requests), middle[0].arrived_at)
+    return LogExcerpt(workers, lanes, len(middle) == len(log.bound_requests))
 
 
 def pack_lanes(requests: Sequence[LoggedRequest]) -> tuple[tuple[LoggedRequest, ...], ...]:
@@ -72,7 +78,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PART_COLOURS = {
-    "waits at the proxy": "#d8d3c7",
+    "waits at the proxy": "#b9b2a3",
+    "sent to a worker that lost it": "#b5658f",
     "until the first token": "#e0a458",
     "makes tokens": "#3d6fb6",
     "whole answer, not streamed": "#7a5ba6",
@@ -90,6 +97,8 @@ def request_gantt(log: ProxyLog) -> Picture | None:
     excerpt = log_excerpt(log)
     if excerpt is None:
         return None
+    shown = [one for lanes in excerpt.lanes for lane in lanes for one in lane]
+    active = ActiveTime.of(shown, GAP)
     heights = [min(MOST, max(LEAST, LANE_HEIGHT * len(lanes))) for lanes in excerpt.lanes]
 
     def paint(figure: "Figure") -> None:
@@ -97,15 +106,18 @@ def request_gantt(log: ProxyLog) -> Picture | None:
             :, 0
         ]
         for axis, name, lanes in zip(axes, excerpt.workers, excerpt.lanes, strict=True):
-            _worker(axis, name, lanes, excerpt.begin)
-        axes[-1].set_xlabel("seconds" + ("" if excerpt.whole else ", from the first one shown"))
+            _worker(axis, name, lanes, active)
+            show_clock(axis, active)
+            axis.label_outer()
+        name_pauses(axes[0], active)
         _legend(figure)
 
     return Picture(
         "Requests, worker by worker",
         f"{_which(log, excerpt)} Each is a line from its arrival at the proxy to its end, at "
         "the worker that had it last. Waiting is done at the proxy, where a request can still go "
-        "anywhere; a red end is one that did not end well.",
+        "anywhere; before a retry another worker had it, which the log does not name. A red end is "
+        f"one that did not end well.{PAUSE_WORDS if active.pauses else ''}",
         draw("requests", 1.0 + sum(heights), paint),
     )
 
@@ -121,10 +133,10 @@ def _which(log: ProxyLog, excerpt: LogExcerpt) -> str:
 
 
 def _worker(
-    axis: "Axes", name: str, lanes: Sequence[Sequence[LoggedRequest]], begin: float
+    axis: "Axes", name: str, lanes: Sequence[Sequence[LoggedRequest]], active: ActiveTime
 ) -> None:
     bars = [
-        (number, part, start - begin, end - start)
+        (number, part, active.place(start), active.place(end) - active.place(start))
         for number, lane in enumerate(lanes)
         for request in lane
         for part, start, end in request_parts(request)
@@ -136,7 +148,7 @@ def _worker(
             height=0.82, color=colour, linewidth=0,
         )  # fmt: skip
     ends = [
-        (request.ended_at - begin, number)
+        (active.place(request.ended_at), number)
         for number, lane in enumerate(lanes)
         for request in lane
         if request.outcome != COMPLETED
@@ -160,11 +172,11 @@ def _tidy(axis: "Axes", name: str, lanes: int) -> None:
 
 def request_parts(request: LoggedRequest) -> Iterator[tuple[str, float, float]]:
     """(what it was doing, from, to), in the order of `PARTS`; none is shorter than nothing."""
-    waits, prompts, makes, whole = PART_COLOURS
+    waits, lost, prompts, makes, whole = PART_COLOURS
     start = (
         request.ended_at if request.bound_at is None else max(request.bound_at, request.arrived_at)
     )
-    yield waits, request.arrived_at, start
+    yield waits if request.attempts <= 1 else lost, request.arrived_at, start
     if request.bound_at is None:
         return
     if not request.streamed:
@@ -184,7 +196,7 @@ def _legend(figure: "Figure") -> None:
     handles: list[Patch | Line2D] = [Patch(color=c, label=name) for name, c in PART_COLOURS.items()]
     handles.append(Line2D([], [], marker="|", linestyle="none", color=FAILED_COLOUR,
                           markeredgewidth=1.6, label=FAILED_LABEL))  # fmt: skip
-    figure.legend(handles=handles, loc="outside upper right", ncols=5, frameon=False, fontsize=8.5,
+    figure.legend(handles=handles, loc="outside upper right", ncols=6, frameon=False, fontsize=8,
                   handlelength=1.0, columnspacing=1.4)  # fmt: skip
 
 
@@ -204,15 +216,19 @@ BLUE, RED = "#3d6fb6", "#b3331d"
 
 def worker_load_plot(log: ProxyLog) -> Picture | None:
     """None where no worker had a request."""
-    loads = worker_loads(log, DRAWN_MOMENTS)
+    loads, active = worker_loads(log, DRAWN_MOMENTS), ActiveTime.of(log.requests, GAP)
     if loads is None:
         return None
+    places = np.array([active.place(time) for time in loads.times + log.begin])
 
     def paint(figure: "Figure") -> None:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.1))
-        _loads(above, loads)
-        _idle(below, loads)
-        below.set_xlabel("seconds since the first request arrived")
+        _loads(above, loads, places)
+        _idle(below, loads, places)
+        for axis in (above, below):
+            show_clock(axis, active)
+            axis.label_outer()
+        name_pauses(above, active)
         figure.legend(handles=_keys(), loc="outside upper right", ncols=2, frameon=False,
                       fontsize=9)  # fmt: skip
 
@@ -223,28 +239,29 @@ def worker_load_plot(log: ProxyLog) -> Picture | None:
         "workers said in the end, those of an answer that is not streamed when it ends, which is "
         "when a policy learns of them. A retried request counts where it was last. Below: what "
         "workers are short of the fullest one, which is what they idle if a step waits for all "
-        "of them. A worker that never had a request is not in the log, and not counted.",
+        "of them. A worker that never had a request is not in the log, and not counted."
+        f"{PAUSE_WORDS if active.pauses else ''}",
         draw("loads", 4.6, paint),
     )
 
 
-def _loads(axis: "Axes", loads: WorkerLoads) -> None:
+def _loads(axis: "Axes", loads: WorkerLoads, places: Reals) -> None:
     tones = plot_helpers.colour_map(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.tokens.shape[1]))
     raster = loads.tokens.shape[1] > RASTER_FROM
     for worker, tone in enumerate(tones):
-        axis.plot(loads.times, loads.tokens[:, worker] / 1e3, color=tone, linewidth=0.9, alpha=0.85,
+        axis.plot(places, loads.tokens[:, worker] / 1e3, color=tone, linewidth=0.9, alpha=0.85,
                   rasterized=raster)  # fmt: skip
-    axis.plot(loads.times, loads.tokens.max(axis=1) / 1e3, color=TEXT_COLOUR, linewidth=1.0)
+    axis.plot(places, loads.tokens.max(axis=1) / 1e3, color=TEXT_COLOUR, linewidth=1.0)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("KV tokens, thousands")
     add_grid(axis)
 
 
-def _idle(axis: "Axes", loads: WorkerLoads) -> None:
+def _idle(axis: "Axes", loads: WorkerLoads, places: Reals) -> None:
     envelope = loads.envelope
     gap = envelope - loads.tokens.sum(axis=1)
     share = np.divide(gap, envelope, out=np.zeros_like(gap), where=envelope > 0)
-    axis.fill_between(loads.times, share * 100, color=MUTED, alpha=0.55, linewidth=0, step="mid")
+    axis.fill_between(places, share * 100, color=MUTED, alpha=0.55, linewidth=0, step="mid")
     axis.set_ylim(0, 100)
     axis.set_ylabel("idle, %")
     add_grid(axis)
@@ -301,7 +318,7 @@ def wait_by_prompt(log: ProxyLog) -> Picture | None:
     return Picture(
         "Who waits: small requests or large ones",
         "Requests in classes by prompt length, ten of as many where lengths differ, from arrival "
-        "to the worker that had them last. A level line is fair; a policy that picks what fits "
-        "lets those wait that seldom fit.",
+        "to the worker; those that were sent again are left out. A level line is fair; a policy "
+        "that picks what fits lets those wait that seldom fit.",
         draw("waits", 3.6, paint),
     )

@@ -42,7 +42,12 @@ class LoggedRequest:
 
     @property
     def wait(self) -> float | None:
-        """Seconds until it was bound to the worker that had it last."""
+        """Seconds until a worker had it; None if it was sent again: the log has the last one."""
+        return None if self.attempts > 1 else self.delay
+
+    @property
+    def delay(self) -> float | None:
+        """Seconds until the last worker had it, those at earlier ones included."""
         return None if self.bound_at is None else max(0.0, self.bound_at - self.arrived_at)
 
     @property

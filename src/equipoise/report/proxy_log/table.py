@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import isnan
 
+from equipoise.report.proxy_log.active_time import date_time_text, duration_text
 from equipoise.report.proxy_log.figures import MeanAndP99, ProxyLogFigures, RequestFigures
 from equipoise.report.terminal import ColourMode, TextStyle, styled
 from equipoise.report.text import pluralize, printable
@@ -23,7 +24,7 @@ def render(figures: ProxyLogFigures, log: str, colours: ColourMode) -> str:
     lines[:2] = [styled(line, TextStyle.DIM, colours) for line in lines[:2]]
     lines[-1] = styled(lines[-1], TextStyle.BOLD, colours)
     head = styled(f"{printable(log)}: {title(figures)}", TextStyle.BOLD, colours)
-    return "\n".join([head, *outcomes(figures), "", *lines, "", *notes(figures)])
+    return "\n".join([head, *period(figures), *outcomes(figures), "", *lines, "", *notes(figures)])
 
 
 def title(figures: ProxyLogFigures) -> str:
@@ -33,6 +34,16 @@ def title(figures: ProxyLogFigures) -> str:
         f"{pluralize(requests, 'request')} in {figures.seconds:,.1f} s on "
         f"{pluralize(workers, 'worker')}"
     )
+
+
+def period(figures: ProxyLogFigures) -> Iterator[str]:
+    """From when to when, and what was left out."""
+    begin, end = date_time_text(figures.begin), date_time_text(figures.begin + figures.seconds)
+    text = f"{begin} to {end.removeprefix(begin[:11])} UTC"
+    if figures.pauses:
+        left_out = duration_text(figures.seconds - figures.active_seconds)
+        text += f"; {pluralize(figures.pauses, 'pause')} without requests left out, {left_out}"
+    yield text
 
 
 def outcomes(figures: ProxyLogFigures) -> Iterator[str]:
@@ -54,7 +65,11 @@ def notes(figures: ProxyLogFigures) -> Iterator[str]:
             " load on every one; mean while requests were bound"
         )
     if figures.total.retried:
-        yield f"{pluralize(figures.total.retried, 'request')} sent more than once; the last counts"
+        p99 = format_value(figures.total.retry_delay.p99, 1.0, 3)
+        yield (
+            f"{pluralize(figures.total.retried, 'request')} sent more than once: the last worker "
+            f"counts, and the time until then, P99 {p99} s, is in no wait"
+        )
     if figures.cut_lines:
         lines = pluralize(figures.cut_lines, "line")
         yield f"{lines} of the log cut off and left out: a proxy was killed, or a disk was full"

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENGINE_COLOURS = {
-    "": "#c8553d",
-    "vllm": "#c99a2e",
+    "": "#d55e00",
+    "vllm": "#c98a00",
     "sglang": "#7a5ba6",
-    "vllm-ascend": "#c77f9f",
-    "trtllm": "#4c8c3f",
-    OURS: "#3d6fb6",
+    "vllm-ascend": "#c2699f",
+    "trtllm": "#009e73",
+    OURS: "#3b78d0",
 }
 """By the name of the engine, which is empty without a balancer."""
 DASHES = (0, (4, 2))

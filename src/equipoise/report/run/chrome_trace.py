@@ -1,7 +1,9 @@
 """A run as a trace that Perfetto and Chrome open: a process a rank, a thread a stream or worker.
 
 The format is the JSON object of Chrome's "Trace Event Format": complete events (`X`), counters
-(`C`) and metadata (`M`); times are microseconds from the first event.
+(`C`), metadata (`M`) and flows (`s`, `f`), which viewers draw as arrows: from the sender of a round
+to its receiver, and from a vote to the boundary that commits. Times are microseconds from the first
+event.
 """
 
 import json
@@ -14,6 +16,8 @@ from equipoise.balancer.observe.trace_buffer import ImbalanceSample, RecordedSpa
 from equipoise.demo.run_record import RunRecord
 
 MICRO = 1e6
+WITHIN = 0.001
+"""Microseconds by which an arrow ends before its span does."""
 TRACKS = tuple(Track)
 """Threads of a process, in the order in which they are shown."""
 CLOCK = "each rank's monotonic clock, brought to its wall clock once, at the start"
@@ -24,13 +28,14 @@ Event = dict[str, object]
 def render_trace(record: RunRecord) -> str:
     """The whole file as text; of a run without balancing it has steps and boundaries only."""
     about = {"equipoise": record.version, "shares": record.shares}
-    return trace_of(record.spans, record.levels, about)
+    return trace_of(record.spans, record.levels, about, record.ranks)
 
 
 def trace_of(
     spans: Sequence[RecordedSpan],
     levels: Sequence[ImbalanceSample],
     about: Mapping[str, str] = MappingProxyType({}),
+    group: int | None = None,
 ) -> str:
     """What the span books of one engine have kept, of any number of ranks, as the text of a file.
 
@@ -38,12 +43,15 @@ def trace_of(
         spans: in any order.
         levels: likewise.
         about: words on where it comes from, shown by the viewer.
+        group: ranks that share experts: peers are counted within consecutive groups of so many;
+            None where all ranks are one group.
     """
     origin = min((span.begin for span in spans), default=0.0)
     events = [
         *_metadata(spans),
         *(_complete(span, origin) for span in sorted(spans, key=_outer_first)),
         *_counters(levels, origin),
+        *_flows([*_rounds(spans, group), *_commits(spans)], origin),
     ]
     whole = {
         "traceEvents": events,
@@ -98,6 +106,60 @@ def _counters(levels: Iterable[ImbalanceSample], origin: float) -> Iterable[Even
                 "pid": level.rank,
                 "args": {"max/mean - 1": level.imbalance},
             }
+
+
+Arrow = tuple[str, RecordedSpan, RecordedSpan]
+"""A name, the span that it begins in, and the one that it ends in."""
+
+
+def _rounds(spans: Sequence[RecordedSpan], group: int | None) -> Iterable[Arrow]:
+    """From each round that sends to the one that receives it.
+
+    Messages of a pair of ranks keep their order, so the n-th that one sent is the n-th that the
+    other got; of a pair whose spans were not all kept there is no arrow.
+    """
+    sent: dict[tuple[int, int], list[RecordedSpan]] = {}
+    received: dict[tuple[int, int], list[RecordedSpan]] = {}
+    for span in sorted(spans, key=lambda span: span.begin):
+        if span.track == Track.COPY:
+            first = span.rank - span.rank % group if group else 0
+            if "to" in span.details:
+                sent.setdefault((span.rank, first + span.details["to"]), []).append(span)
+            if "from" in span.details:
+                received.setdefault((first + span.details["from"], span.rank), []).append(span)
+    for pair, senders in sent.items():
+        receivers = received.get(pair, [])
+        if len(senders) == len(receivers):
+            yield from (("weights", *both) for both in zip(senders, receivers, strict=True))
+
+
+def _commits(spans: Sequence[RecordedSpan]) -> Iterable[Arrow]:
+    """From each vote that says commit to the boundary of its rank that does."""
+    boundaries = {
+        (span.rank, span.details.get("step")): span
+        for span in spans
+        if span.track == Track.BOUNDARY
+    }
+    for span in spans:
+        if span.track == Track.VOTE and str(span.details.get("verdict")).startswith("Commit"):
+            boundary = boundaries.get((span.rank, span.details.get("step")))
+            if boundary is not None:
+                yield "commit", span, boundary
+
+
+def _flows(arrows: Iterable[Arrow], origin: float) -> Iterable[Event]:
+    """A pair of events for each arrow that does not run back in time.
+
+    Viewers bind an end to the span around it, so both lie within their spans.
+    """
+    for number, (name, first, last) in enumerate(arrows):
+        begin = _micro(first.begin - origin)
+        end = max(_micro(last.begin - origin), _micro(last.end - origin) - WITHIN)
+        if begin <= end:
+            for phase, time, span in (("s", begin, first), ("f", end, last)):
+                event: Event = {"name": name, "cat": "flow", "ph": phase, "id": number, "ts": time}
+                event |= {"pid": span.rank, "tid": _thread(span.track)}
+                yield event | {"bp": "e"} if phase == "f" else event
 
 
 def _micro(seconds: float) -> float:

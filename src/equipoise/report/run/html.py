@@ -1,103 +1,78 @@
 """The HTML report of a run: one file that needs neither network nor folder."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 
-from equipoise.demo.run_record import RunRecord
-from equipoise.report.page import (
-    CSS,
-    card,
-    escape_html,
-    facts,
-    json_details,
-    picture_section,
-    section,
-)
+from equipoise.demo.run_record import Rebalance, RunRecord
+from equipoise.report.page import render_page
 from equipoise.report.run.plots import pictures
-from equipoise.report.run.summary import RunSummary
+from equipoise.report.run.summary import RunSummary, committed_rebalances, main_variant
 from equipoise.report.run.table import COLUMNS, cells, ordered_variants, verdict
 from equipoise.report.svg import PlotsMissing
-from equipoise.report.text import human_bytes
+from equipoise.report.text import human_bytes, pluralize
 
 __all__ = ["PlotsMissing", "render_html"]
 
+NONE = "\u2013"
+
 
 def render_html(record: RunRecord, summary: RunSummary, command: str) -> str:
-    """The whole file as text. Raises PlotsMissing without matplotlib.
-
-    Every text of the run is escaped: prompts are whatever a file held.
-    """
-    body = "\n".join(
-        (
-            _head(summary),
-            _tiles(summary),
-            section("The same traffic, served in each way", _table(summary)),
-            *(picture_section(picture) for picture in pictures(record)),
-            section("What the model was asked, and wrote", _samples(record)),
-            *_engine(summary),
-            section("Machine and command", _machine(summary, command)),
-            _figures(summary),
-        )
+    """The whole file as text. Raises PlotsMissing without matplotlib."""
+    names = [name for name, _ in ordered_variants(summary)]
+    rows = [[text.removeprefix("* ").strip() for text in cells(summary, name)] for name in names]
+    main = main_variant(record)
+    rebalances = () if main is None else committed_rebalances(main)
+    figures = json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
+    return render_page(
+        "run.html",
+        command=command,
+        title=f"Balanced serving on {summary.ranks_text}",
+        subtitle=_subtitle(summary),
+        verdict=verdict(summary),
+        mood="bad" if summary.exit_code else "good",
+        tiles=list(_tiles(summary)),
+        first_step=summary.measured_from_step,
+        last_step=summary.steps - 1,
+        compared=_compared_with(summary),
+        heads=COLUMNS,
+        rows=rows,
+        bold=names.index(summary.shares) if summary.shares in names else None,
+        pictures=pictures(record),
+        rebalances=[_rebalance(one, record) for one in rebalances],
+        moves=list(_moves(rebalances)),
+        samples=list(zip(record.phases, record.prompts, record.continuations, strict=False)),
+        engine=[
+            (key, human_bytes(int(value)) if key == "staging_bytes" else value)
+            for key, value in summary.engine_options.items()
+        ],
+        machine=list(_machine(summary)),
+        figures=figures,
     )
+
+
+def _subtitle(summary: RunSummary) -> str:
+    kinds = " \u2192 ".join(summary.phases)
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Equipoise: a run on {summary.ranks_text}</title>\n<style>{CSS}</style>\n"
-        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"{summary.layers} layers of {summary.experts} experts in {summary.slots} slots, "
+        f"{summary.sharing_text}. {summary.tokens:,} tokens in {summary.steps} steps: {kinds}."
     )
 
 
-def _head(summary: RunSummary) -> str:
-    kinds = " \u2192 ".join(escape_html(phase) for phase in summary.phases)
-    mood = "bad" if summary.exit_code else "good"
-    return (
-        "<header><h1>Equipoise</h1>"
-        f'<p class="soft">{summary.ranks_text}, {summary.layers} layers of {summary.experts} '
-        f"experts in {summary.slots} slots, {escape_html(summary.sharing_text)}. "
-        f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}.</p>"
-        f'<div class="verdict {mood}">{escape_html(verdict(summary))}</div></header>'
-    )
-
-
-def _tiles(summary: RunSummary) -> str:
-    compared = summary.has_unbalanced
-    noise = f"; noise {_seconds(summary.stall_noise_seconds)}" if compared else ""
-    untouched = f"; {_rate(summary.tokens_per_second_unbalanced)} without balancing"
-    before = [(_decimal(summary.imbalance_unbalanced), "imbalance without balancing")]
-    migration_tiles = [
-        (f"{summary.copies:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"),
-        (f"{summary.rebalances}", "rebalances committed"),
-        (_seconds(summary.stall_seconds), f"stall{noise}"),
-    ]
-    tiles = [
-        *(before if compared else []),
-        (_decimal(summary.imbalance_balanced), f"balanced, {summary.sharing_text}"),
-        *([(_smaller(summary), "times smaller")] if compared else []),
-        (_decimal(summary.noise_floor), "noise floor"),
-        *([] if summary.serves_placement else migration_tiles),
-        (_rate(summary.tokens_per_second), f"tokens/s{untouched if compared else ''}"),
-    ]
-    inner = "".join(
-        f'<div class="tile"><b>{escape_html(value)}</b><span>{escape_html(words)}</span></div>'
-        for value, words in tiles
-    )
-    return f'<div class="tiles">{inner}</div>'
-
-
-def _table(summary: RunSummary) -> str:
-    header = "".join(f"<th>{escape_html(column)}</th>" for column in COLUMNS)
-    lines = []
-    for name, _ in ordered_variants(summary):
-        texts = (text.removeprefix("* ").strip() for text in cells(summary, name))
-        row = "".join(f"<td>{escape_html(text)}</td>" for text in texts)
-        lines.append(f'<tr class="{"main" if name == summary.shares else "other"}">{row}</tr>')
-    return (
-        '<p class="soft">Imbalance is max / mean \u2212 1 of the rows that ranks computed, mean '
-        f"over layers and steps {summary.measured_from_step} to {summary.steps - 1}; beside it "
-        f"as a multiple of the noise floor{_compared_with(summary)}.</p>"
-        f'<div class="card"><table><thead><tr>{header}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
+def _tiles(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    noise, untouched = "", ""
+    if summary.has_unbalanced:
+        noise = f"; noise {_seconds(summary.stall_noise_seconds)}"
+        untouched = f"; {_rate(summary.tokens_per_second_unbalanced)} without balancing"
+        yield _decimal(summary.imbalance_unbalanced), "imbalance without balancing"
+    yield _decimal(summary.imbalance_balanced), f"imbalance, {summary.sharing_text}"
+    if summary.has_unbalanced:
+        yield _smaller(summary), "times smaller"
+    yield _decimal(summary.noise_floor), "noise floor"
+    if not summary.serves_placement:
+        yield f"{summary.copies:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"
+        yield f"{summary.rebalances}", "rebalances committed"
+        yield _seconds(summary.stall_seconds), f"stall{noise}"
+    yield _rate(summary.tokens_per_second), f"tokens/s{untouched}"
 
 
 def _compared_with(summary: RunSummary) -> str:
@@ -113,62 +88,57 @@ def _compared_with(summary: RunSummary) -> str:
     )
 
 
-def _samples(record: RunRecord) -> str:
-    cards = "".join(
-        f'<div class="card"><h3>{escape_html(phase)}</h3>'
-        f"<pre>{escape_html(prompt)}<mark>{escape_html(continuation)}</mark></pre></div>"
-        for phase, prompt, continuation in zip(
-            record.phases, record.prompts, record.continuations, strict=False
-        )
+def _rebalance(rebalance: Rebalance, record: RunRecord) -> tuple[str, ...]:
+    phase = record.phases[sum(rebalance.step >= switch for switch in record.switch_steps)]
+    imbalances = rebalance.before, rebalance.predicted, rebalance.actual
+    return (
+        str(rebalance.number),
+        str(rebalance.step),
+        phase,
+        f"{rebalance.copies:,}",
+        *map(_fine, imbalances),
+        _seconds(sum(rebalance.seconds.values()) if rebalance.seconds else None),
     )
-    note = '<p class="soft">A small byte-level model; its continuation is in colour.</p>'
-    return f'{note}<div class="samples">{cards}</div>' if cards else "<p>No sample was kept.</p>"
 
 
-def _engine(summary: RunSummary) -> list[str]:
-    """Options of the engine; nothing without one."""
-    if not summary.engine_options:
-        return []
-    note = '<p class="soft">By option of the command; staging_bytes is of a rank.</p>'
-    facts = (
-        (key, human_bytes(int(value)) if key == "staging_bytes" else value)
-        for key, value in summary.engine_options.items()
-    )
-    return [section("Options of the engine", note + _list(facts))]
+def _moves(rebalances: tuple[Rebalance, ...]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """A name and a row for each layer, of those rebalances whose copies are known."""
+    for rebalance in rebalances:
+        by_layer: dict[int, list[str]] = {}
+        for layer, expert, source, target in rebalance.moves:
+            sender = "host" if source is None else source
+            by_layer.setdefault(layer, []).append(f"{expert} ({sender}\u2192{target})")
+        if by_layer:
+            moved = pluralize(len(rebalance.moves), "expert")
+            name = f"Rebalance {rebalance.number}, before step {rebalance.step}: {moved}"
+            rows = [(str(layer), ", ".join(copies)) for layer, copies in by_layer.items()]
+            yield name, rows
 
 
-def _machine(summary: RunSummary, command: str) -> str:
-    facts: Iterable[tuple[str, str]] = (
-        ("command", command),
-        ("equipoise", f"{summary.version}, {summary.backend} over {summary.communicator}"),
-        *summary.machine.items(),
-        ("outputs", summary.reference_outputs),
-        *([("placement", summary.placement)] if summary.serves_placement else []),
-    )
-    return _list(facts)
-
-
-def _list(pairs: Iterable[tuple[str, object]]) -> str:
-    return card(facts(pairs))
-
-
-def _figures(summary: RunSummary) -> str:
-    text = json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
-    return json_details(text)
+def _machine(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    yield "backend", f"{summary.backend} over {summary.communicator}"
+    yield from summary.machine.items()
+    yield "outputs", summary.reference_outputs
+    if summary.serves_placement:
+        yield "placement", summary.placement
 
 
 def _smaller(summary: RunSummary) -> str:
     before, after = summary.imbalance_unbalanced, summary.imbalance_balanced
-    return f"{before / after:.1f}" if before is not None and after else "\u2013"
+    return f"{before / after:.1f}" if before is not None and after else NONE
 
 
 def _decimal(value: float | None) -> str:
-    return "\u2013" if value is None else f"{value:.3f}"
+    return NONE if value is None else f"{value:.3f}"
+
+
+def _fine(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4f}"
 
 
 def _seconds(value: float | None) -> str:
-    return "\u2013" if value is None else f"{value:.2f} s"
+    return NONE if value is None else f"{value:.2f} s"
 
 
 def _rate(value: float | None) -> str:
-    return "\u2013" if value is None else f"{value:,.0f}"
+    return NONE if value is None else f"{value:,.0f}"

@@ -64,26 +64,66 @@ def imbalance_curve(record: RunRecord) -> Picture:
 
 
 def step_time_curve(record: RunRecord) -> Picture:
-    """Milliseconds per step with and without balancing, as measured."""
+    """Milliseconds per step with and without balancing, with medians and P95 of each phase."""
     main = main_variant(record)
     variants = [v for v in (record.variants.get("unbalanced"), main) if v is not None]
+    top = max((float(np.quantile(v.step_seconds, 0.99)) * 1e3 for v in variants), default=1.0)
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
         for variant in variants:
-            _line(axis, variant.step_seconds * 1e3, variant.name, record)
-        axis.set_ylim(bottom=0)
+            millis = variant.step_seconds * 1e3
+            middle = np.arange(len(millis)) + 0.5
+            colour = variant_colour(variant.name)
+            axis.plot(middle, millis, color=colour, linewidth=0.8, alpha=0.35)
+            for first, last, median, p95 in phase_times(record, millis):
+                axis.hlines(median, first, last, color=colour, linewidth=2.6, zorder=5)
+                axis.hlines(p95, first, last, color=colour, linewidth=1.3, zorder=4, linestyle=DOTS)
+        axis.set_ylim(0, top * 1.15)
         axis.set_ylabel("milliseconds per step")
         _finish(axis, record)
-        _label_ends(axis, {v.name: v.step_seconds * 1e3 for v in variants})
+        _label_ends(axis, {v.name: _last_median(record, v) for v in variants})
 
     return Picture(
         "Step time",
-        "Wall time of the slowest rank, as measured on this machine. Ranks that share processor "
-        "cores take turns, so balance itself saves them no time here; what to look for is whether "
-        "the marks under the axis, where rebalances took effect, stand out.",
+        f"{_phase_words(record, variants)} Thick: the median of each text; dotted: what one step "
+        "in twenty exceeds; thin: every step, wall time of the slowest rank on this machine. Ranks "
+        "that share processor cores take turns, so balance itself saves them no time here; what to "
+        "look for is whether the marks under the axis, where rebalances took effect, stand out.",
         draw("time", 2.9, paint),
     )
+
+
+DOTS = (0, (1, 1.5))
+
+
+def phase_times(record: RunRecord, millis: Reals) -> list[tuple[int, int, float, float]]:
+    """Of each phase with steps: first step, one after the last, median and P95."""
+    edges = [0, *record.switch_steps, len(millis)]
+    return [
+        (
+            first,
+            last,
+            float(np.median(millis[first:last])),
+            float(np.quantile(millis[first:last], 0.95)),
+        )
+        for first, last in pairwise(edges)
+        if first < last
+    ]
+
+
+def _phase_words(record: RunRecord, variants: Sequence[VariantRecord]) -> str:
+    """P50 and P95 over all steps, in words."""
+    parts = [
+        f"{v.name} {np.median(v.step_seconds) * 1e3:,.0f} ms "
+        f"(P95 {np.quantile(v.step_seconds, 0.95) * 1e3:,.0f})"
+        for v in variants
+    ]
+    return f"Median of all steps: {', '.join(parts)}." if parts else ""
+
+
+def _last_median(record: RunRecord, variant: VariantRecord) -> Reals:
+    return np.array([phase_times(record, variant.step_seconds * 1e3)[-1][2]])
 
 
 def _present(record: RunRecord) -> list[VariantRecord]:

@@ -67,10 +67,10 @@ class FigureColumn:
         if isnan(mean):
             return "-"
         if isnan(half) or self.better is Better.NEITHER:
-            return f"{mean:,.{decimals}f}"
+            return f"{mean:z,.{decimals}f}"
         if mean == half == 0:
             return "0"
-        return f"{mean:,.{decimals}f} \u00b1{half:,.{decimals}f}"
+        return f"{mean:z,.{decimals}f} \u00b1{half:z,.{decimals}f}"
 
 
 _LESS, _MORE, _NEITHER = Better.LESS, Better.MORE, Better.NEITHER

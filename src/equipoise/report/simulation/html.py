@@ -1,19 +1,11 @@
 """The HTML report of `equipoise simulate`: one file with tables and plots."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult
-from equipoise.report.page import (
-    CSS,
-    card,
-    escape_html,
-    facts,
-    json_details,
-    picture_section,
-    section,
-)
+from equipoise.report.page import flat_facts, render_page
 from equipoise.report.simulation.columns import (
     BY_FIGURE,
     COLUMNS,
@@ -23,6 +15,7 @@ from equipoise.report.simulation.columns import (
     indistinguishable_lines,
 )
 from equipoise.report.simulation.load_plots import barrier_gantt, worker_load_plot
+from equipoise.report.simulation.plot_style import PolicyStyle
 from equipoise.report.simulation.policy_plots import (
     balance_curve,
     idle_bars,
@@ -33,6 +26,7 @@ from equipoise.report.simulation.result import SimulationResult, Sweep
 from equipoise.report.simulation.table import (
     BEST_MARK,
     SWEEP_FIGURES,
+    FilledColumn,
     capitalised,
     fill_columns,
     subject_facts,
@@ -50,15 +44,17 @@ def pictures(comparison: SimulationResult) -> tuple[Picture, ...]:
         worker_load_plot(comparison),
         balance_curve(comparison),
         wait_by_prompt(comparison),
-        *(() if comparison.sweep is None else sweep_pictures(comparison.sweep)),
+        *_sweep_pictures(comparison),
     )
     return tuple(picture for picture in plots if picture is not None)
 
 
-MORE_CSS = """
-td.best { color:var(--good); font-weight:650; } td.alike { color:var(--soft); }
-ul { margin:0 0 12px; padding-left:1.2em; } .card table + table { margin-top:26px; }
-"""
+def _sweep_pictures(comparison: SimulationResult) -> tuple[Picture, ...]:
+    if comparison.sweep is None:
+        return ()
+    return sweep_pictures(comparison.sweep, PolicyStyle.of(comparison))
+
+
 PARTS = (
     ("How even, how fast", ("imbalance", "idle", "throughput", "bound", "gap", "occupancy")),
     ("A token", ("tpot_mean", "tpot_p95", "tpot_p99", "ttft_mean", "ttft_p99", "e2e_p99")),
@@ -70,6 +66,14 @@ TILES = {
     "idle": "least idle at the barrier",
     "wait_p99": "shortest wait P99",
 }
+RANDOM = "random"
+"""The policy that knows nothing: what a gain is worth is said over it."""
+MULTIPLE = 10.0
+"""Differences from so many times on are multiples, smaller ones per cent."""
+Cell: TypeAlias = str | tuple[str, str]
+"""A text, or a text and a class of the style sheet."""
+Table: TypeAlias = tuple[tuple[str, ...], list[list[Cell]]]
+"""Heads and rows."""
 COMPARED = "imbalance", "throughput", "tpot_p95", "ttft_p99", "wait_p99"
 
 
@@ -78,47 +82,59 @@ def render_html(
 ) -> str:
     """The whole file as text. Raises PlotsMissing without matplotlib."""
     best = best_of_columns(comparison.results)
-    body = "\n".join(
-        (
-            _head(comparison, best),
-            _tiles(comparison, best),
-            section("The same requests, routed in each way", _tables(comparison, best)),
-            *(picture_section(picture) for picture in pictures(comparison)),
-            *(
-                []
-                if comparison.sweep is None
-                else [section("The sweep", _sweep_table(comparison.sweep))]
-            ),
-            *_differences(comparison),
-            section("What was simulated", _facts(comparison)),
-            section("Command and settings", _about(about)),
-            _figures(figures),
-        )
-    )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Equipoise: routers on {escape_html(comparison.subject.workload)}</title>\n"
-        f"<style>{CSS}{MORE_CSS}</style>\n"
-        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
-
-
-def _head(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
-    return (
-        "<header><h1>Which worker serves a request</h1>"
-        f'<p class="soft">{escape_html(title(simulation))}. '
-        f"{escape_html(capitalised(simulation.subject.arrivals))}. "
-        "A simulation, not a measurement.</p>"
-        f'<div class="verdict good">{escape_html(_verdict(simulation, best))}</div></header>'
+    sweep, subject = comparison.sweep, comparison.subject
+    told_apart, alike = _told_apart(comparison, best)
+    verdict, mood = _verdict(comparison, best)
+    settings = {name: value for name, value in about.items() if name != "command"}
+    return render_page(
+        "simulation.html",
+        command=str(about.get("command", "")),
+        title="Routing policies compared",
+        subtitle=title(comparison),
+        arrivals=capitalised(subject.arrivals),
+        verdict=verdict,
+        mood=mood,
+        tiles=_tiles(comparison, best),
+        seeds=len(comparison.seeds),
+        told_apart=told_apart,
+        alike=alike,
+        tables=list(_tables(comparison, best)),
+        pictures=pictures(comparison),
+        sweep=[] if sweep is None else list(_sweep_tables(sweep)),
+        sweep_over="" if sweep is None else sweep.over,
+        reference=comparison.reference.named_policy.label,
+        difference_heads=("", *(BY_FIGURE[figure].head for figure in COMPARED)),
+        differences=list(_differences(comparison)),
+        facts=[capitalised(line) for line in (*subject_facts(subject), *subject.notes)],
+        columns=[(column.head, column.about) for column in COLUMNS],
+        settings=flat_facts(settings),
+        figures=json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False),
     )
 
 
-def _verdict(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
+def _verdict(simulation: SimulationResult, best: Sequence[ColumnBest]) -> tuple[str, str]:
+    """What is best, how sure and by how much; and the colour that says so."""
     most = next((one for one in best if one.column.figure == "throughput"), None)
     if most is None:
-        return "no policy makes more tokens a second than another"
-    return f"most tokens a second: {most.best}{_doubt(simulation, most)}"
+        return "no policy makes more tokens a second than another", ""
+    by_label = {result.named_policy.label: result for result in simulation.results}
+    gain, is_gain = _over_random(by_label, most.best)
+    sure = is_gain and len(simulation.seeds) > 1
+    text = f"most tokens a second: {most.best}{_doubt(simulation, most)}{gain}"
+    return text, "good" if sure else ""
+
+
+def _over_random(by_label: Mapping[str, PolicyResult], best: str) -> tuple[str, bool]:
+    """The best policy's gain over `random`, in words, and whether it is more than chance."""
+    if RANDOM not in by_label or best == RANDOM:
+        return "", best != RANDOM
+    gain = by_label[best].relative_to(by_label[RANDOM], "throughput")
+    if gain.half != gain.half:
+        return f"; {gain.mean:+z.1%} over {RANDOM}", True
+    interval = f"{gain.mean * 100:+z.1f} \u00b1{gain.half * 100:.1f} %"
+    if gain.low <= 0 <= gain.high:
+        return f"; no gain over {RANDOM} that chance would not give ({interval})", False
+    return f"; {interval} over {RANDOM}", True
 
 
 def _doubt(simulation: SimulationResult, most: ColumnBest) -> str:
@@ -131,7 +147,7 @@ def _doubt(simulation: SimulationResult, most: ColumnBest) -> str:
     return f"; cannot be told from it: {names}"
 
 
-def _tiles(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
+def _tiles(simulation: SimulationResult, best: Sequence[ColumnBest]) -> list[tuple[str, str]]:
     winner = {one.column.figure: one.best for one in best}
     by_label = {result.named_policy.label: result for result in simulation.results}
     tiles = []
@@ -142,12 +158,7 @@ def _tiles(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
             unit = "" if figure == "throughput" else f" {column.unit}"
             text = f"{value:,.{column.decimals(simulation.results)}f}{unit}"
             tiles.append((text, f"{words}: {winner[figure]}"))
-    tiles += _spread(simulation)
-    inner = "".join(
-        f'<div class="tile"><b>{escape_html(value)}</b><span>{escape_html(words)}</span></div>'
-        for value, words in tiles
-    )
-    return f'<div class="tiles">{inner}</div>'
+    return tiles + _spread(simulation)
 
 
 def _spread(simulation: SimulationResult) -> list[tuple[str, str]]:
@@ -158,115 +169,63 @@ def _spread(simulation: SimulationResult) -> list[tuple[str, str]]:
     ranked = sorted(results, key=lambda result: result.interval("throughput").mean)
     gain = ranked[-1].relative_to(ranked[0], "throughput").mean
     names = f"{ranked[-1].named_policy.label} over {ranked[0].named_policy.label}"
-    return [(f"{gain:+z.1%}", f"tokens a second, {names}")]
+    return [(relative_text(gain, " %"), f"tokens a second, {names}")]
 
 
-def _tables(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
+def _tables(simulation: SimulationResult, best: Sequence[ColumnBest]) -> Iterator[Table]:
     filled = {one.column.figure: one for one in fill_columns(simulation, best)}
-    parts = []
     for name, figures in PARTS:
         columns = [filled[figure] for figure in figures]
         heads = (name, *(f"{one.column.head}, {one.column.unit}" for one in columns))
-        rows = [
+        yield (
+            heads,
             [
-                (label, ""),
-                *((one.texts[row].strip(BEST_MARK + " "), _mark(row, one.best)) for one in columns),
-            ]
-            for row, label in enumerate(simulation.labels)
-        ]
-        parts.append(_table(heads, rows))
-    return f'{_told_apart(simulation, best)}<div class="card">{"".join(parts)}</div>'
-
-
-def _mark(row: int, best: int | None) -> str:
-    return "best" if row == best else ""
-
-
-def _told_apart(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
-    if len(simulation.seeds) == 1:
-        return (
-            '<p class="soft">One seed: no intervals, and no difference can be told from chance.</p>'
+                [label, *(_marked(one, row) for one in columns)]
+                for row, label in enumerate(simulation.labels)
+            ],
         )
+
+
+def _marked(column: FilledColumn, row: int) -> Cell:
+    text = column.texts[row].strip(BEST_MARK + " ")
+    return (text, "best") if row == column.best else text
+
+
+def _told_apart(simulation: SimulationResult, best: Sequence[ColumnBest]) -> tuple[str, list[str]]:
+    """What cannot be told from the best: a sentence, and a line for each column."""
     first, *more = indistinguishable_lines(simulation, best)
-    items = "".join(f"<li>{escape_html(line.strip())}</li>" for line in more)
-    return (
-        f'<p class="soft">Mean and half of the 95 % confidence interval over '
-        f"{len(simulation.seeds)} seeds (Student's t); the best of each column is green. "
-        f"{escape_html(capitalised(first))}</p>"
-        f"{f'<ul class=soft>{items}</ul>' if items else ''}"
-    )
+    return capitalised(first), [line.strip() for line in more]
 
 
-def _differences(simulation: SimulationResult) -> list[str]:
+def _differences(simulation: SimulationResult) -> Iterator[list[Cell]]:
     """Paired with the default policy; nothing with one seed or one policy."""
-    other_results = [result for result in simulation.results if result is not simulation.reference]
-    if not other_results or len(simulation.seeds) == 1:
-        return []
+    if len(simulation.seeds) == 1:
+        return
     columns = [BY_FIGURE[figure] for figure in COMPARED]
-    rows = [
-        [(r.named_policy.label, ""), *(_beside(r, simulation, c) for c in columns)]
-        for r in other_results
-    ]
-    name = simulation.reference.named_policy.label
-    note = (
-        f'<p class="soft">Paired by seed, in per cent of {escape_html(name)}\'s; grey where the '
-        "95 % confidence interval includes no difference.</p>"
-    )
-    table = _table(("", *(column.head for column in columns)), rows)
-    return [section(f"Beside {name}", f'{note}<div class="card">{table}</div>')]
+    for result in simulation.results:
+        if result is not simulation.reference:
+            cells = (_beside(result, simulation, column) for column in columns)
+            yield [result.named_policy.label, *cells]
 
 
-def _beside(
-    result: PolicyResult, simulation: SimulationResult, column: FigureColumn
-) -> tuple[str, str]:
+def _beside(result: PolicyResult, simulation: SimulationResult, column: FigureColumn) -> Cell:
     value: Interval = result.relative_to(simulation.reference, column.figure)
     if value.mean != value.mean:
         return "\u2013", "alike"
-    text = f"{value.mean * 100:+z,.1f} \u00b1{value.half * 100:,.1f}"
-    return text, "alike" if value.low <= 0 <= value.high else ""
+    half = f" \u00b1{value.half * 100:z,.1f}" if 1 + value.mean < MULTIPLE else ""
+    return relative_text(value.mean) + half, "alike" if value.low <= 0 <= value.high else ""
 
 
-def _sweep_table(sweep: Sweep) -> str:
-    tables = []
+def relative_text(difference: float, unit: str = "") -> str:
+    """A relative difference in per cent; as a multiple where nobody reads per cent any more."""
+    multiple = 1 + difference
+    if multiple >= MULTIPLE:
+        return f"\u00d7{multiple:,.0f}"
+    return f"{difference * 100:+z,.1f}{unit}"
+
+
+def _sweep_tables(sweep: Sweep) -> Iterator[Table]:
     for figure in SWEEP_FIGURES[sweep.over]:
         column, cells = BY_FIGURE[figure], sweep_cells(sweep, figure)
         heads = (f"{column.head}, {column.unit}", *(f"{point.value:g}" for point in sweep.points))
-        rows = [[(label, ""), *((text, "") for text in row)] for label, row in cells.items()]
-        tables.append(_table(heads, rows))
-    note = f'<p class="soft">Means over seeds, by {sweep.over}.</p>'
-    return f'{note}<div class="card">{"".join(tables)}</div>'
-
-
-def _facts(simulation: SimulationResult) -> str:
-    lines = (*subject_facts(simulation.subject), *simulation.subject.notes)
-    items = "".join(f"<li>{escape_html(capitalised(line))}</li>" for line in lines)
-    columns = "".join(
-        f"<dt>{escape_html(column.head)}</dt><dd>{escape_html(column.about)}</dd>"
-        for column in COLUMNS
-    )
-    return f'<ul>{items}</ul><div class="card"><dl>{columns}</dl></div>'
-
-
-def _about(about: Mapping[str, Any]) -> str:
-    flat = {k: v for k, v in about.items() if not isinstance(v, Mapping)}
-    for value in about.values():
-        if isinstance(value, Mapping):
-            flat |= {k: v for k, v in value.items() if v is not None}
-    return card(facts(flat.items()))
-
-
-def _figures(figures: Mapping[str, Any]) -> str:
-    text = json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False)
-    return json_details(text)
-
-
-def _table(heads: Iterable[str], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
-    head = "".join(f"<th>{escape_html(name)}</th>" for name in heads)
-    body = "".join(f"<tr>{''.join(_cell(*cell) for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(text: str, mark: str) -> str:
-    return (
-        f'<td class="{mark}">{escape_html(text)}</td>' if mark else f"<td>{escape_html(text)}</td>"
-    )
+        yield heads, [[label, *row] for label, row in cells.items()]

@@ -13,7 +13,7 @@ from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.policy_comparison import PolicyResult
 from equipoise.balancer.requests.simulation_run import FloatArray
 from equipoise.report import plot_helpers
-from equipoise.report.simulation.plot_style import add_grid, policy_colour
+from equipoise.report.simulation.plot_style import PolicyStyle, add_grid
 from equipoise.report.simulation.result import (
     EXCERPT_STEPS,
     LoadCurves,
@@ -27,24 +27,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACROSS = 3
+MAX_PANELS = 6
+"""More would be small, and a large page."""
 DASHES = (0, (4, 3))
-MAX_DRAWN = 16
-"""Lines as such; more are drawn as an image, which does not grow with their number."""
+MAX_DRAWN = 48
+"""Lines of all panels as such; more are images, which do not grow with their number."""
 
 
 def worker_load_plot(comparison: SimulationResult) -> Picture | None:
     """None where no worker served anything."""
-    results = [r for r in comparison.results if r.named_policy.label in comparison.plot_data]
+    results = _shown(comparison)
     if not results:
         return None
+    fewer = len(results) < len(comparison.plot_data)
     down = -(-len(results) // ACROSS)
+    style = PolicyStyle.of(comparison)
     lines = [comparison.plot_data[result.named_policy.label].lines for result in results]
+
+    raster = sum(one.loads.shape[1] for one in lines) > MAX_DRAWN
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(down, ACROSS, sharex=True, sharey=True, squeeze=False)
         for place, axis in enumerate(axes.flat):
             if place < len(results):
-                _load_panel(axis, results[place], lines[place])
+                _load_panel(axis, style, results[place], lines[place], raster)
             else:
                 axis.set_axis_off()
         axes[0, 0].set_ylim(*_extent(lines))
@@ -58,15 +64,28 @@ def worker_load_plot(comparison: SimulationResult) -> Picture | None:
     return Picture(
         "Load of every worker",
         "One line for each worker, first seed, all on one scale, which may not begin at 0. A step "
-        "takes as long as the fullest worker says; what the others are below it, they wait.",
+        "takes as long as the fullest worker says; what the others are below it, they wait."
+        f"{' The policies in colour, and the two that idle most.' if fewer else ''}",
         draw("loads", 1.0 + 1.5 * down, paint),
     )
 
 
-def _load_panel(axis: "Axes", result: PolicyResult, lines: LoadCurves) -> None:
+def _shown(comparison: SimulationResult) -> list[PolicyResult]:
+    """All that served anything; of many those in colour, and the two that idle most."""
+    results = [r for r in comparison.results if r.named_policy.label in comparison.plot_data]
+    if len(results) <= MAX_PANELS:
+        return results
+    colours = PolicyStyle.of(comparison).colours
+    idle = sorted(results, key=lambda result: -result.interval("idle").mean)
+    picks = {r.named_policy.label for r in idle[: MAX_PANELS - len(colours)]} | set(colours)
+    return [result for result in results if result.named_policy.label in picks]
+
+
+def _load_panel(
+    axis: "Axes", style: PolicyStyle, result: PolicyResult, lines: LoadCurves, raster: bool
+) -> None:
     steps, loads = lines.steps, lines.loads
     tones = plot_helpers.colour_map(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.shape[1]))
-    raster = loads.shape[1] > MAX_DRAWN
     for worker, tone in enumerate(tones):
         axis.plot(
             steps, loads[:, worker] / 1e3, color=tone, linewidth=0.8, alpha=0.8, rasterized=raster
@@ -75,7 +94,7 @@ def _load_panel(axis: "Axes", result: PolicyResult, lines: LoadCurves) -> None:
     if lines.first_measured_step <= steps[-1]:
         axis.axvline(lines.first_measured_step, color=MUTED, linewidth=0.9, linestyle=DASHES)
     label, idle = result.named_policy.label, result.interval("idle").mean
-    axis.set_title(f"{label}, {idle:.1%} idle", color=policy_colour(label), fontsize=9.5, pad=4)
+    axis.set_title(f"{label}, {idle:.1%} idle", color=style.colour(label), fontsize=9.5, pad=4)
     add_grid(axis)
 
 
@@ -148,14 +167,14 @@ def barrier_gantt(comparison: SimulationResult) -> Picture | None:
     results = _telling(comparison)
     if not results:
         return None
-    cluster = comparison.subject.cluster
+    cluster, style = comparison.subject.cluster, PolicyStyle.of(comparison)
     workers = min(cluster.workers, MAX_WORKERS)
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0]
         for axis, result in zip(axes, results, strict=True):
             excerpt = comparison.plot_data[result.named_policy.label].excerpt
-            _barrier_panel(axis, result, step_times(excerpt, cluster), workers)
+            _barrier_panel(axis, style, result, step_times(excerpt, cluster), workers)
         _barrier_legend(figure)
         axes[-1].set_xlabel("milliseconds")
 
@@ -183,7 +202,9 @@ def _telling(simulation: SimulationResult) -> list[PolicyResult]:
     return [r for r in ranked if any(r is one for one in picks)]
 
 
-def _barrier_panel(axis: "Axes", result: PolicyResult, step_times: StepTimes, workers: int) -> None:
+def _barrier_panel(
+    axis: "Axes", style: PolicyStyle, result: PolicyResult, step_times: StepTimes, workers: int
+) -> None:
     for left, width, row, colour in _boxes(step_times, workers):
         axis.barh(row, width * 1e3, left=left * 1e3, height=0.8, color=colour, linewidth=0)
     for begin in step_times.begins[1:]:
@@ -194,7 +215,7 @@ def _barrier_panel(axis: "Axes", result: PolicyResult, step_times: StepTimes, wo
     axis.spines["left"].set_visible(False)
     axis.set_xlim(left=0)
     label, idle = result.named_policy.label, result.interval("idle").mean
-    axis.set_title(f"{label}, {idle:.1%} idle", color=policy_colour(label), pad=4)
+    axis.set_title(f"{label}, {idle:.1%} idle", color=style.colour(label), pad=4)
     axis.set_ylabel("worker")
 
 

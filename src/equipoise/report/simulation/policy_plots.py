@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.balancer.requests.policy_comparison import PolicyResult
-from equipoise.report.simulation.plot_style import (
-    add_grid,
-    label_beside,
-    legend_below,
-    line_width,
-    policy_colour,
-    z_order,
-)
+from equipoise.report.simulation.plot_style import PolicyStyle, add_grid
 from equipoise.report.simulation.result import QUANTILES, SimulationResult, Sweep
 from equipoise.report.svg import MUTED, TEXT_COLOUR, Picture, draw
 
@@ -25,11 +18,12 @@ if TYPE_CHECKING:
 def idle_bars(comparison: SimulationResult) -> Picture:
     """Idle on the left, tokens a second and their bound on the right."""
     results = [r for r in comparison.results if r.interval("idle").mean == r.interval("idle").mean]
+    style = PolicyStyle.of(comparison)
 
     def paint(figure: "Figure") -> None:
         idle, tokens = figure.subplots(1, 2, sharey=True)
-        _idle(idle, results)
-        _tokens(tokens, results)
+        _idle(idle, results, style)
+        _tokens(tokens, results, style)
         idle.set_yticks(range(len(results)), [r.named_policy.label for r in results])
         idle.set_ylim(len(results) - 0.4, -0.6)
         for axis in (idle, tokens):
@@ -45,9 +39,9 @@ def idle_bars(comparison: SimulationResult) -> Picture:
     )
 
 
-def _idle(axis: "Axes", results: list[PolicyResult]) -> None:
+def _idle(axis: "Axes", results: list[PolicyResult], style: PolicyStyle) -> None:
     values = [result.interval("idle") for result in results]
-    colours = [policy_colour(result.named_policy.label) for result in results]
+    colours = [style.colour(result.named_policy.label) for result in results]
     means = [value.mean * 100 for value in values]
     axis.barh(range(len(results)), means, color=colours, height=0.68, linewidth=0)
     ends = []
@@ -68,10 +62,10 @@ def _idle(axis: "Axes", results: list[PolicyResult]) -> None:
     axis.grid(axis="y", visible=False)
 
 
-def _tokens(axis: "Axes", results: list[PolicyResult]) -> None:
+def _tokens(axis: "Axes", results: list[PolicyResult], style: PolicyStyle) -> None:
     for row, result in enumerate(results):
         throughput, bound = result.interval("throughput"), result.interval("bound").mean
-        colour = policy_colour(result.named_policy.label)
+        colour = style.colour(result.named_policy.label)
         axis.plot(
             [throughput.mean, bound], [row, row], color=MUTED, linewidth=1.0, alpha=0.6, zorder=2
         )
@@ -104,11 +98,12 @@ def balance_curve(comparison: SimulationResult) -> Picture | None:
     """Distribution of mean / largest work over steps; None where no worker served anything."""
     if not comparison.plot_data:
         return None
+    style = PolicyStyle.of(comparison)
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
         for label, plot_data in comparison.plot_data.items():
-            _policy_curve(axis, label, plot_data.balance, QUANTILES)
+            _policy_curve(axis, style, label, plot_data.balance, QUANTILES)
         least = min(
             float(np.interp(SEEN, QUANTILES, s.balance)) for s in comparison.plot_data.values()
         )
@@ -121,7 +116,7 @@ def balance_curve(comparison: SimulationResult) -> Picture | None:
             n: float(np.interp(0.5, QUANTILES, s.balance)) for n, s in comparison.plot_data.items()
         }
         ranked = sorted(medians, key=lambda label: medians[label])
-        label_beside(axis, [(label, f"{medians[label]:.3f}") for label in ranked])
+        style.label_beside(axis, [(label, f"{medians[label]:.3f}") for label in ranked])
 
     return Picture(
         "How balanced steps are",
@@ -135,12 +130,14 @@ def wait_by_prompt(comparison: SimulationResult) -> Picture | None:
     """Mean wait of ten classes of requests by prompt; None where no worker served anything."""
     if not comparison.plot_data:
         return None
+    style = PolicyStyle.of(comparison)
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
         for label, plot_data in comparison.plot_data.items():
             _policy_curve(
                 axis,
+                style,
                 label,
                 np.arange(len(plot_data.waits)),
                 plot_data.waits,
@@ -153,7 +150,7 @@ def wait_by_prompt(comparison: SimulationResult) -> Picture | None:
         axis.set_xlabel("mean prompt of each tenth of the requests, tokens")
         axis.set_ylabel("mean wait for a slot, s")
         add_grid(axis)
-        label_beside(axis, _by_fairness(comparison))
+        style.label_beside(axis, _by_fairness(comparison))
 
     return Picture(
         "Who waits: small requests or large ones",
@@ -164,13 +161,15 @@ def wait_by_prompt(comparison: SimulationResult) -> Picture | None:
     )
 
 
-def _policy_curve(axis: "Axes", label: str, across: object, up: object, **look: object) -> None:
+def _policy_curve(
+    axis: "Axes", style: PolicyStyle, label: str, across: object, up: object, **look: object
+) -> None:
     axis.plot(
         across,  # type: ignore[arg-type]
         up,  # type: ignore[arg-type]
-        color=policy_colour(label),
-        linewidth=line_width(label),
-        zorder=z_order(label),
+        color=style.colour(label),
+        linewidth=style.line_width(label),
+        zorder=style.z_order(label),
         **look,  # type: ignore[arg-type]
     )
 
@@ -191,9 +190,9 @@ BASELINE = "round_robin"
 DASHES = (0, (4, 3))
 
 
-def sweep_pictures(sweep: Sweep) -> tuple[Picture, ...]:
+def sweep_pictures(sweep: Sweep, style: PolicyStyle) -> tuple[Picture, ...]:
     """One of them. Raises PlotsMissing without matplotlib."""
-    return (_by_load(sweep),) if sweep.over == "load" else (_by_workers(sweep),)
+    return (_by_load(sweep, style) if sweep.over == "load" else _by_workers(sweep, style),)
 
 
 def means(sweep: Sweep, label: str, figure: str) -> list[float]:
@@ -211,23 +210,23 @@ def labels_of(sweep: Sweep) -> tuple[str, ...]:
     return tuple(result.named_policy.label for result in sweep.points[0].results)
 
 
-def _by_load(sweep: Sweep) -> Picture:
+def _by_load(sweep: Sweep, style: PolicyStyle) -> Picture:
     loads = [point.value for point in sweep.points]
 
     def paint(figure: "Figure") -> None:
         idle, pace, wait = figure.subplots(1, 3)
         for label in labels_of(sweep):
             tokens = [value / 1e3 for value in means(sweep, label, "throughput")]
-            _sweep_curve(idle, label, loads, _times(means(sweep, label, "idle"), 100))
-            _sweep_curve(pace, label, tokens, _times(means(sweep, label, "tpot_p95"), 1e3))
-            _sweep_curve(wait, label, tokens, means(sweep, label, "ttft_p99"))
+            _sweep_curve(idle, style, label, loads, _times(means(sweep, label, "idle"), 100))
+            _sweep_curve(pace, style, label, tokens, _times(means(sweep, label, "tpot_p95"), 1e3))
+            _sweep_curve(wait, style, label, tokens, means(sweep, label, "ttft_p99"))
         _axes(idle, "load, part of the capacity", "idle, %")
         _axes(pace, "throughput, thousand tokens/s", "TPOT P95, ms")
         _axes(wait, "throughput, thousand tokens/s", "TTFT P99, s")
         idle.set_ylim(bottom=0)
         wait.set_yscale("log")
         wait.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        legend_below(figure, labels_of(sweep))
+        style.legend_below(figure, labels_of(sweep))
 
     return Picture(
         "From idle to overload",
@@ -238,7 +237,7 @@ def _by_load(sweep: Sweep) -> Picture:
     )
 
 
-def _by_workers(sweep: Sweep) -> Picture:
+def _by_workers(sweep: Sweep, style: PolicyStyle) -> Picture:
     counts = [point.value for point in sweep.points]
     labels = labels_of(sweep)
     base = BASELINE if BASELINE in labels else labels[0]
@@ -247,9 +246,11 @@ def _by_workers(sweep: Sweep) -> Picture:
         idle, smaller = figure.subplots(1, 2)
         ground = means(sweep, base, "imbalance")
         for label in labels:
-            _sweep_curve(idle, label, counts, _times(means(sweep, label, "idle"), 100))
+            _sweep_curve(idle, style, label, counts, _times(means(sweep, label, "idle"), 100))
             parts = zip(ground, means(sweep, label, "imbalance"), strict=True)
-            _sweep_curve(smaller, label, counts, [a / b if b else float("nan") for a, b in parts])
+            _sweep_curve(
+                smaller, style, label, counts, [a / b if b else float("nan") for a, b in parts]
+            )
         _reference(idle, counts, means(sweep, base, "idle")[0] * 100, 1.0, "\u221d log G")
         best = max(_ratios(sweep, base))
         _reference(smaller, counts, best, 0.5, "\u221d \u221a(log G)")
@@ -258,7 +259,7 @@ def _by_workers(sweep: Sweep) -> Picture:
         for axis in (idle, smaller):
             axis.set_ylim(bottom=0)
             _doubling(axis, counts)
-        legend_below(figure, labels)
+        style.legend_below(figure, labels)
 
     return Picture(
         "More workers",
@@ -294,10 +295,12 @@ def _doubling(axis: "Axes", counts: list[float]) -> None:
     axis.minorticks_off()
 
 
-def _sweep_curve(axis: "Axes", label: str, across: list[float], up: list[float]) -> None:
+def _sweep_curve(
+    axis: "Axes", style: PolicyStyle, label: str, across: list[float], up: list[float]
+) -> None:
     axis.plot(
-        across, up, color=policy_colour(label), linewidth=line_width(label),
-        marker="o", markersize=3, zorder=z_order(label),
+        across, up, color=style.colour(label), linewidth=style.line_width(label),
+        marker="o", markersize=3, zorder=style.z_order(label),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from helpers.strategies.engine_events import record
+from helpers.strategies.engine_events import rebalance_ended, record
 
 from equipoise.balancer.experts.runtime.events import (
     BalanceMeasured,
@@ -13,7 +13,12 @@ from equipoise.balancer.experts.runtime.events import (
     Track,
     now,
 )
-from equipoise.balancer.observe.trace_buffer import RecordedSpan, TraceBuffer, wall_clock_offset
+from equipoise.balancer.observe.trace_buffer import (
+    RecordedSpan,
+    SlotCopy,
+    TraceBuffer,
+    wall_clock_offset,
+)
 
 
 def test_trace_buffer_keeps_spans_with_rank_and_wall_clock() -> None:
@@ -46,6 +51,14 @@ def test_trace_buffer_keeps_rebalances_and_imbalance_samples() -> None:
     assert [rebalance.number for rebalance in buffer.rebalances] == [3]
     (sample,) = buffer.imbalance_samples
     assert (sample.rank, sample.imbalance) == (1, 0.25)
+
+
+def test_trace_buffer_keeps_copies_of_the_last_rebalances() -> None:
+    buffer = TraceBuffer(0, max_spans=2)
+    for number in range(4):
+        buffer.emit(rebalance_ended(number=number))
+    assert list(buffer.copies) == [2, 3]
+    assert buffer.copies[3] == (SlotCopy(0, 3, None, 0),)
 
 
 def test_wall_clock_offset_is_stable() -> None:

@@ -13,6 +13,7 @@ REFUSED = {
     'expected = "K5"': "expected tables [[expected]], got expected = 'K5'",
     '[[expected]]\nreason = "r"\n': "[[expected]] number 1: no clause",
     ENTRY + '[[expected]]\nclause = "K99"\nreason = "r"\n': "number 2: unknown clause 'K99'",
+    '[[expected]]\nclause = "k5"\nreason = "r"\n': "unknown clause 'k5'; did you mean 'K5'?",
     '[[expected]]\nclause = "K5"\n': "K5: no reason is given",
     '[[expected]]\nclause = "K5"\nreason = " "\n': "K5: no reason is given",
     ENTRY + "link = 5\n": "link must be a text, got 5",
@@ -46,10 +47,11 @@ def test_expectations_are_refused_with_one_line(text: str, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_any_property_may_be_expected_to_hang() -> None:
+@pytest.mark.parametrize("clause", ["C8", "R3"])
+def test_any_property_may_be_expected_to_hang_or_to_miss_a_method(clause: str) -> None:
     [expected] = parse_expectations(
-        f'[[expected]]\nclause = "C8"\nproperty = "{PROPERTY}"\nreason = "never reported"\n'
+        f'[[expected]]\nclause = "{clause}"\nproperty = "{PROPERTY}"\nreason = "never reported"\n'
     )
-    assert expected.covers(PROPERTY, "C8")
+    assert expected.covers(PROPERTY, clause)
     assert not expected.covers(PROPERTY, "K5")
-    assert not expected.covers("one-decision-for-all", "C8")
+    assert not expected.covers("one-decision-for-all", clause)

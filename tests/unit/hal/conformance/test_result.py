@@ -1,16 +1,19 @@
 """What a run says: levels, expected violations, exit code, and the lines that show them."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from helpers.harnesses.html_pages import assert_every_text_is_escaped
 
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.clauses import Level
+from equipoise.hal.conformance.clauses import LEVELS, Level
 from equipoise.hal.conformance.expected_violations import Expectation, Shows
 from equipoise.hal.conformance.program import Case, Step, make_program
 from equipoise.hal.conformance.result import Finding, LevelStatus, Status, SuiteResult
 from equipoise.hal.conformance.search import (
     PropertyHeld,
+    PropertyNotJudged,
     PropertyUnsupported,
     PropertyViolated,
     Verdict,
@@ -124,6 +127,56 @@ def test_expected_violation_does_not_fail_run() -> None:
     assert "not: core (K5 expected)" in text
     assert "the contract is broken as expected" in text.splitlines()[-1]
     assert "Expected violation: K5" in render_html(found, {})
+
+
+def test_property_that_was_not_judged_fails_run_and_says_why() -> None:
+    """Also where the violation that stands in the way is expected."""
+    stuck = PropertyNotJudged("a stream stands still since x was played")
+    found = result([finding(RESULT, violated("K5"), K5), finding(ABORT, stuck)], (), [K5])
+    assert found.exit_code == 1
+    text = render(found, ColourMode.PLAIN)
+    assert "a stream stands still since x was played" in text
+    assert text.splitlines()[-1].startswith("NOT EVERYTHING COULD BE JUDGED: 1 expected, 2 not")
+    assert found.to_json()["clauses"]["E8"]["reason"] == stuck.reason
+    assert stuck.reason in render_html(found, {})
+
+
+def test_level_counts_clauses_that_were_not_judged_where_they_are_many() -> None:
+    stuck = PropertyNotJudged("a stream stands still")
+    core = [prop for prop in suite.properties() if LEVELS.get(prop.clauses[0]) is Level.CORE]
+    found = result([finding(prop.name, stuck) for prop in core])
+    [level] = [level for level in found.levels() if level.level is Level.CORE]
+    count = len(level.clauses(Status.NOT_JUDGED))
+    assert count > 5
+    assert f"not: core ({count} not judged)" in levels_line(found)
+
+
+def test_interrupted_run_shows_what_was_found() -> None:
+    found = dataclasses.replace(
+        result([finding(RESULT, violated("K5"))], list(Level)), interruption=KeyboardInterrupt()
+    )
+    text = render(found, ColourMode.PLAIN)
+    assert f"{RESULT} (ranks)" in text
+    assert text.splitlines()[-1].startswith("INTERRUPTED: 1 violated")
+    assert found.to_json()["interrupted"] is True
+    assert found.to_json()["exit_code"] is None
+
+
+def test_stacks_are_shown_line_by_line_and_cut() -> None:
+    stacks = "E1: rank 1 was killed by SIGSEGV\n" + "\n".join(f"  frame {n}" for n in range(30))
+    verdict = dataclasses.replace(violated("E1"), what=stacks)
+    lines = render(result([finding(FAULT, verdict)]), ColourMode.PLAIN).splitlines()
+    place = lines.index("E1: rank 1 was killed by SIGSEGV")
+    assert lines[place + 1] == "  frame 0"
+    assert "  frame 20" not in lines
+    assert "(11 more lines: --json FILE writes all of them)" in lines
+
+
+def test_conformance_page_escapes_every_text() -> None:
+    expected = Expectation(clause="K5", reason="r", shows=Shows.ALWAYS)
+    found = result([finding(RESULT, violated("K5"), K5), finding(FAILED, HELD)], (), [expected])
+    about = {"command": "equipoise conformance", "machine": {"processor": "p"}, "finished": "now"}
+    assert_every_text_is_escaped("equipoise.report.conformance", lambda: render_html(found, about))
 
 
 def test_expectation_covers_no_violation_of_other_property() -> None:

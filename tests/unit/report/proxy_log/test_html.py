@@ -4,6 +4,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from helpers.harnesses.html_pages import assert_every_text_is_escaped
 from helpers.strategies.proxy_request_logs import LOGS, logged_request
 from hypothesis import given, settings
 
@@ -49,12 +50,21 @@ def test_route_page_escapes_names_of_log() -> None:
     assert "&lt;log&gt;" in text
 
 
-def test_route_page_is_reproducible() -> None:
+def test_route_page_is_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1800000000")
     routed = ProxyLog(
         "log", tuple(logged_request(prompt=k, ended_at=6.0 + k) for k in range(1, 40))
     )
     assert page(routed) == page(routed)
     assert "Who waits" in page(routed)
+    assert "2027-01-15 08:00 UTC" in page(routed)
+
+
+def test_route_page_escapes_every_text() -> None:
+    routed = ProxyLog(
+        "log", tuple(logged_request(prompt=k, ended_at=6.0 + k) for k in range(1, 40))
+    )
+    assert_every_text_is_escaped("equipoise.report.proxy_log.html", lambda: page(routed))
 
 
 def test_prompt_classes_keep_equal_lengths_together() -> None:

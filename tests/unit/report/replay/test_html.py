@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers.harnesses.html_pages import assert_every_text_is_escaped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,14 +84,17 @@ def test_replay_page_has_its_parts_in_order(gained: Replay) -> None:
     heads += ["What to do with each engine", "Imbalance, step by step"]
     heads += ["Rows by layer and destination rank", "Rows by layer and expert"]
     heads += ["Throughput by slots", "What moves, and what it costs", "What it rests on"]
-    heads += ["<h2>Command</h2>"]
+    heads += ["<h2>Where from</h2>"]
     places = [text.index(head) for head in heads]
     assert places == sorted(places)
     assert text.count("<svg") == len(PICTURES)
     assert text.count("<tr") == 1 + len(gained.outcomes)
 
 
-def test_replay_page_is_self_contained_and_reproducible(gained: Replay) -> None:
+def test_replay_page_is_self_contained_and_reproducible(
+    gained: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1800000000")
     text = page(gained)
     assert text == page(gained)
     assert not re.search(r'(?:src|href)="(?!#|data:)', text)
@@ -105,6 +109,11 @@ def test_replay_page_escapes_names_of_files_and_candidates(gained: Replay) -> No
     for raw, escaped in (("<u>", "&lt;u&gt;"), ("<t>", "&lt;t&gt;"), ("<no>", "&lt;no&gt; room")):
         assert raw not in text
         assert escaped in text
+
+
+def test_replay_page_escapes_every_text(gained: Replay) -> None:
+    refused = replace(gained, refusals=(Refusal("name", 16, "no room"),))
+    assert_every_text_is_escaped("equipoise.report.replay.html", lambda: page(refused))
 
 
 def test_replay_page_of_even_load_says_leave_it_off() -> None:

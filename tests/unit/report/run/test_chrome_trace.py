@@ -90,6 +90,68 @@ def test_trace_of_run_without_spans_is_empty(make_record: MakeRecord) -> None:
     assert faults(trace) == []
 
 
+def copy_round(rank: int, begin: float, **details: int) -> RecordedSpan:
+    return RecordedSpan(rank, str(Track.COPY), "round", START + begin, START + begin + 0.1, details)
+
+
+def arrows(trace: Any) -> list[tuple[str, int, int]]:
+    """Name, the rank where it begins, the rank where it ends."""
+    ends: dict[int, dict[str, Any]] = {}
+    for event in events(trace, "s") + events(trace, "f"):
+        ends.setdefault(event["id"], {})[event["ph"]] = event
+    return [(both["s"]["name"], both["s"]["pid"], both["f"]["pid"]) for both in ends.values()]
+
+
+def test_trace_has_arrow_from_sender_to_receiver_of_each_round() -> None:
+    spans = (
+        copy_round(0, 0.0, to=1, sent=2),
+        copy_round(1, 0.05, **{"from": 0, "received": 2}, to=2, sent=1),
+        copy_round(2, 0.05, **{"from": 1, "received": 1}),
+        copy_round(0, 1.0, to=1, sent=1),
+        copy_round(1, 1.0, **{"from": 0, "received": 1}),
+    )
+    trace = json.loads(trace_of(spans, ()))
+    assert faults(trace) == []
+    assert sorted(arrows(trace)) == [("weights", 0, 1), ("weights", 0, 1), ("weights", 1, 2)]
+
+
+def test_trace_counts_peers_of_a_stage_within_it() -> None:
+    spans = (copy_round(2, 0.0, to=1), copy_round(3, 0.0, **{"from": 0}))
+    assert arrows(json.loads(trace_of(spans, (), group=2))) == [("weights", 2, 3)]
+    assert arrows(json.loads(trace_of(spans, ()))) == []
+
+
+def test_trace_has_no_arrow_where_rounds_were_dropped() -> None:
+    spans = (copy_round(0, 0.0, to=1), copy_round(0, 1.0, to=1), copy_round(1, 1.0, **{"from": 0}))
+    assert arrows(json.loads(trace_of(spans, ()))) == []
+
+
+def test_trace_has_arrow_from_vote_to_boundary_that_commits() -> None:
+    def vote(step: int, verdict: str) -> RecordedSpan:
+        begin, end = START + step - 0.5, START + step - 0.25
+        return RecordedSpan(
+            1, str(Track.VOTE), "vote", begin, end, {"step": step, "verdict": verdict}
+        )
+
+    spans = (
+        vote(3, "Pending()"),
+        vote(4, "Commit(chunks=2)"),
+        *(
+            RecordedSpan(1, str(Track.BOUNDARY), "boundary", START + step, START + step + 0.1,
+                         {"step": step})
+            for step in (3, 4, 5)
+        ),
+    )  # fmt: skip
+    trace = json.loads(trace_of(spans, ()))
+    assert faults(trace) == []
+    assert arrows(trace) == [("commit", 1, 1)]
+    (end,) = events(trace, "f")
+    (boundary,) = [
+        e for e in events(trace, "X") if e["args"].get("step") == 4 and e["tid"] == end["tid"]
+    ]
+    assert boundary["ts"] <= end["ts"] <= boundary["ts"] + boundary["dur"]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.data())
 def test_trace_of_arbitrary_spans_is_valid(make_record: MakeRecord, data: st.DataObject) -> None:

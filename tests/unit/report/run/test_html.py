@@ -3,60 +3,31 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers.harnesses.html_pages import Outline, assert_every_text_is_escaped
+from helpers.harnesses.html_pages import outline as outline_of
 
 from equipoise.demo.run_record import RunRecord
-from equipoise.report.page import escape_html
 from equipoise.report.run.html import render_html
-from equipoise.report.run.plots import pictures
+from equipoise.report.run.plots import phase_times, pictures
 from equipoise.report.run.summary import summarise
 
 pytestmark = pytest.mark.slow
 
 MakeRecord = Callable[..., RunRecord]
-EMPTY = {"meta", "link", "br", "hr", "img", "input"}
+MODULE = "equipoise.report.run.html"
 
 
-class Outline(HTMLParser):
-    """Checks that every element is closed, and keeps what matters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.loads: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.loads += [value or "" for name, value in attrs if name.endswith(("src", "href"))]
-        if tag not in EMPTY:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.open.remove(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def render(record: RunRecord) -> str:
+    return render_html(record, summarise(record), "equipoise run --text '<b>'")
 
 
 def outline(record: RunRecord) -> tuple[str, Outline]:
-    page = render_html(record, summarise(record), "equipoise run --text '<b>'")
-    parsed = Outline()
-    parsed.feed(page)
-    parsed.close()
-    assert parsed.open == []
-    return page, parsed
+    page = render(record)
+    return page, outline_of(page)
 
 
 def test_run_page_has_every_section(
@@ -64,7 +35,7 @@ def test_run_page_has_every_section(
 ) -> None:
     page, parsed = outline(make_record())
     assert parsed.tags.count("svg") == 4
-    assert parsed.tags.count("table") == 1
+    assert parsed.tags.count("table") == 2
     assert page.count('<div class="tile">') == 8
     for words in ("outputs identical: yes", "def f():", "a processor", "stall_noise_seconds"):
         assert words in parsed.text
@@ -169,11 +140,37 @@ def test_run_pictures_name_each_phase(make_record: MakeRecord, phase: str) -> No
         assert f">{phase}</text>" in picture.svg
 
 
-@given(st.text())
-def test_run_page_text_escapes_markup_and_control_characters(text: str) -> None:
-    html_text = escape_html(text)
-    assert not set(html_text) & set("<>\"'")
-    assert all(letter.isprintable() or letter in "\n\t" for letter in html_text)
+def test_run_page_escapes_every_text(make_record: MakeRecord) -> None:
+    record = with_moves(make_record())
+    assert_every_text_is_escaped(MODULE, lambda: render(record))
+
+
+def with_moves(record: RunRecord) -> RunRecord:
+    """The first rebalance of the run's own variant with two copies, one from the host."""
+    main = record.variants[record.shares]
+    first, *others = main.rebalances
+    moved = replace(
+        first, moves=((1, 3, 0, 1), (1, 2, None, 0)), before=0.5, seconds={"staged": 2.0}
+    )
+    variant = replace(main, rebalances=(moved, *others))
+    return replace(record, variants={**record.variants, record.shares: variant})
+
+
+def test_run_page_names_expert_and_ranks_of_each_copy(make_record: MakeRecord) -> None:
+    _, parsed = outline(with_moves(make_record()))
+    assert "Who got copies" in parsed.text
+    assert "Rebalance 0, before step 3: 2 experts" in parsed.text
+    assert "3 (0\u21921), 2 (host\u21920)" in parsed.text
+    assert "0.5000" in parsed.text
+    assert "2.00 s" in parsed.text
+
+
+def test_step_times_are_medians_and_p95_of_each_phase(make_record: MakeRecord) -> None:
+    record = make_record()
+    millis = np.arange(12.0)
+    assert np.allclose(phase_times(record, millis), [(0, 6, 2.5, 4.75), (6, 12, 8.5, 10.75)])
+    (picture,) = [one for one in pictures(record) if one.title == "Step time"]
+    assert "unbalanced 1,000 ms (P95 1,000), exact 500 ms (P95 500)" in picture.caption
 
 
 def test_run_page_shows_engine_settings_when_recorded(make_record: MakeRecord) -> None:

@@ -3,25 +3,25 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from helpers.harnesses.html_pages import Outline, assert_every_text_is_escaped
+from helpers.harnesses.html_pages import outline as outline_of
 
 from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult
-from equipoise.cli.simulate_setup import known_policies
-from equipoise.report.simulation.html import _beside, pictures, render_html
+from equipoise.report.simulation.html import _beside, pictures, relative_text, render_html
 from equipoise.report.simulation.json_output import to_json
 from equipoise.report.simulation.load_plots import worker_load_plot
-from equipoise.report.simulation.plot_style import policy_colour
+from equipoise.report.simulation.plot_style import BEST_COLOURS, REFERENCE_COLOUR, PolicyStyle
 from equipoise.report.simulation.result import SimulationResult, Sweep, SweepPoint
 from equipoise.report.svg import Picture
 
 pytestmark = pytest.mark.slow
 
-EMPTY = {"meta", "br"}
+MODULE = "equipoise.report.simulation.html"
 TITLES = (
     "Idle at the barrier, and tokens a second",
     "12 steps, worker by worker",
@@ -31,41 +31,14 @@ TITLES = (
 )
 
 
-class Outline(HTMLParser):
-    """Checks that every element is closed, and keeps what matters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.loads: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.loads += [value or "" for name, value in attrs if name.endswith(("src", "href"))]
-        if tag not in EMPTY:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.open.remove(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def render(simulation_result: SimulationResult) -> str:
+    about = {"command": "equipoise simulate --trace '<b>'", "settings": {"workers": 3}}
+    return render_html(simulation_result, about, to_json(simulation_result))
 
 
 def outline(simulation_result: SimulationResult) -> tuple[str, Outline]:
-    about = {"command": "equipoise simulate --trace '<b>'", "settings": {"workers": 3}}
-    page = render_html(simulation_result, about, to_json(simulation_result))
-    parsed = Outline()
-    parsed.feed(page)
-    parsed.close()
-    assert parsed.open == []
-    return page, parsed
+    page = render(simulation_result)
+    return page, outline_of(page)
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +100,33 @@ def test_simulation_pictures_are_well_formed_and_reproducible(
         assert ElementTree.fromstring(picture.svg).tag.endswith("svg")
 
 
-def test_simulation_pictures_name_each_policy_in_own_colour(
+def test_simulation_pictures_name_each_policy(
     simulation_result: SimulationResult, plot_pictures: tuple[Picture, ...]
 ) -> None:
     for title in (TITLES[0], TITLES[3], TITLES[4]):
         [svg] = [picture.svg for picture in plot_pictures if picture.title == title]
         for label in simulation_result.labels:
             assert re.search(rf">{label}[^<]*</text>", svg), (title, label)
-    colours = [policy_colour(name) for name in known_policies()]
-    assert len(colours) == len(set(colours))
+
+
+def test_simulation_colours_reference_and_best_three_alone(
+    simulation_result: SimulationResult, make_result: Callable[..., PolicyResult]
+) -> None:
+    results = [make_result(f"p{n}", "throughput", (float(n), n + 0.5)) for n in range(1, 7)]
+    results.insert(2, make_result("fit", "throughput", (1.0, 1.5)))
+    style = PolicyStyle.of(replace(simulation_result, results=tuple(results)))
+    assert style.colours == {
+        "fit": REFERENCE_COLOUR,
+        **dict(zip(("p6", "p5", "p4"), BEST_COLOURS, strict=True)),
+    }
+    assert style.colour("p1") == style.colour("unknown") not in style.colours.values()
+    assert style.z_order("fit") > style.z_order("p6") > style.z_order("p1")
+
+
+def test_simulation_page_escapes_every_text(simulation_result: SimulationResult) -> None:
+    points = (SweepPoint(0.5, simulation_result.results),)
+    whole = replace(simulation_result, sweep=Sweep("load", points))
+    assert_every_text_is_escaped(MODULE, lambda: render(whole))
 
 
 def test_simulation_page_of_one_seed_and_policy(
@@ -158,12 +149,27 @@ def test_simulation_page_without_served_requests(
 def test_simulation_loads_of_many_workers_are_an_image(
     simulate_small: Callable[..., SimulationResult],
 ) -> None:
-    simulation_result = simulate_small(
-        workers=20, slots_per_worker=2, requests=300, policies=("fit",)
+    """Lines grow with workers and policies; images do not."""
+    picture = worker_load_plot(
+        simulate_small(
+            workers=20, slots_per_worker=2, requests=300, policies=("random", "jsq", "fit")
+        )
     )
-    picture = worker_load_plot(simulation_result)
     assert picture is not None
     assert "data:image/png" in picture.svg
+
+
+def test_simulation_loads_of_many_policies_are_few_panels(
+    simulate_small: Callable[..., SimulationResult],
+) -> None:
+    policies = "random", "round_robin", "power_of_two", "jsq", "jsq_load", "br0", "brh", "fit"
+    simulation_result = simulate_small(policies=policies)
+    picture = worker_load_plot(simulation_result)
+    assert picture is not None
+    titles = re.findall(r">([\w]+), [\d.]+% idle</text>", picture.svg)
+    assert len(titles) == 6
+    assert set(PolicyStyle.of(simulation_result).colours) <= set(titles)
+    assert "two that idle most" in picture.caption
 
 
 def test_simulation_verdict_names_few_indistinguishable_policies(
@@ -178,6 +184,42 @@ def test_simulation_verdict_names_few_indistinguishable_policies(
     many = replace(simulation_result, results=(best, *near))
     assert "cannot be told from it: n0<" in outline(replace(few, plot_data={}))[0]
     assert "cannot be told from it: 5 others<" in outline(replace(many, plot_data={}))[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "words", "mood"),
+    [
+        ((2.0, 1.0, 3.0), "; no gain over random that chance would not give", ""),
+        ((3.0, 2.0, 4.0), " \u00b10.0 % over random", "good"),
+    ],
+)
+def test_simulation_verdict_says_gain_over_random(
+    simulation_result: SimulationResult,
+    make_result: Callable[..., PolicyResult],
+    values: tuple[float, ...],
+    words: str,
+    mood: str,
+) -> None:
+    best = make_result("best", "throughput", values)
+    noise = make_result("random", "throughput", (1.5, 1.0, 2.0) if mood else (1.9, 1.1, 2.9))
+    page, _ = outline(replace(simulation_result, results=(best, noise), plot_data={}))
+    assert words in page
+    assert f'<div class="verdict {mood}">' in page
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"),
+    [
+        (-1e-6, "+0.0"),
+        (0.034, "+3.4"),
+        (-0.5, "-50.0"),
+        (8.99, "+899.0"),
+        (9.0, "\u00d710"),
+        (173.2, "\u00d7174"),
+    ],
+)
+def test_relative_difference_is_multiple_from_ten_times_on(difference: float, text: str) -> None:
+    assert relative_text(difference) == text
 
 
 def test_simulation_difference_of_nothing_has_no_minus_sign() -> None:

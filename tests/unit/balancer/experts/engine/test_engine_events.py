@@ -34,9 +34,11 @@ from equipoise.balancer.experts.runtime.events import (
     StateChanged,
     TraceSpan,
     Track,
+    TransferStarted,
 )
 from equipoise.balancer.observe.aggregator import EventAggregator
 from equipoise.balancer.observe.async_sink import AsyncEventSink
+from equipoise.balancer.observe.trace_buffer import slot_copies
 from equipoise.hal.errors import EngineError
 
 T = TypeVar("T")
@@ -116,6 +118,22 @@ def test_event_sink_bytes_of_all_ranks_add_up_to_bytes_of_rebalance(
         assert sum(record.bytes_received for record in records) == records[0].bytes_moved
 
 
+def test_event_sink_transfer_leads_from_first_placement_to_last() -> None:
+    _, entries = observe_rebalances()
+    ended = {event.record.number: event for event in of(entries[0], RebalanceEnded)}
+    transfers = of(entries[0], TransferStarted)
+    moved = [number for number, event in ended.items() if event.record.copies]
+    assert [event.rebalance for event in transfers] == moved
+    assert moved
+    for event in transfers:
+        before, after = ended[event.rebalance].placements
+        sources = before[event.layers, event.sources]
+        assert sources.tolist() == event.experts.tolist()
+        installed = before.copy()
+        installed[event.layers, event.slots] = event.experts
+        assert installed.tolist() == after.tolist()
+
+
 def test_event_sink_actual_imbalance_matches_prediction() -> None:
     _, entries = observe_rebalances()
     digest = EventAggregator()
@@ -136,6 +154,25 @@ def test_event_sink_phase_seconds_add_up_to_rebalance_duration(
                 entry.end - entry.begin
             )
             assert min(entry.record.phase_seconds.values()) >= 0
+
+
+def test_rebalance_copies_name_a_rank_that_held_the_expert(
+    observations: tuple[list[Story], list[list[Event]]],
+) -> None:
+    ended = [entry for entries in observations[1] for entry in of(entries, RebalanceEnded)]
+    assert any(entry.record.copies for entry in ended)
+    for entry in ended:
+        copies, size = slot_copies(entry), entry.shape.slots_per_rank
+        assert len(copies) == entry.record.copies
+        for copy in copies:
+            before, after = (
+                placement[copy.layer].reshape(-1, size) for placement in entry.placements
+            )
+            assert copy.expert in after[copy.to_rank]
+            assert copy.expert not in before[copy.to_rank]
+            # Without reads in the plan, weights come from the host's memory.
+            assert (copy.from_rank is None) == (not len(entry.reads[0]))
+            assert copy.from_rank is None or copy.expert in before[copy.from_rank]
 
 
 def test_event_sink_state_changes_are_legal_and_rebalances_ascend(
