@@ -23,10 +23,11 @@ WHOLE = (
 )
 """Packages that are taken whole, with what is below them, where they exist."""
 PARTS = {
-    "equipoise": ("__init__", "input_files", "machine"),
+    "equipoise": ("__init__", "input_files", "machine", "option"),
     "equipoise.backends": ("__init__",),
     "equipoise.cli": (
         "__init__",
+        "command",
         "option_checks",
         "conformance",
         "conformance_command",
@@ -34,9 +35,6 @@ PARTS = {
         "exit_code",
         "files",
         "import_errors",
-        "option",
-        "option_kinds",
-        "option_parser",
         "process",
     ),
     "equipoise.integrations": ("__init__",),

@@ -3,6 +3,8 @@
 import re
 from decimal import Decimal
 
+from equipoise.option import Kind
+
 UNITS = {"": 1} | {
     prefix + binary: (1024 if binary else 1000) ** power
     for power, prefix in enumerate("kMGT", start=1)
@@ -38,3 +40,18 @@ def _bytes(exact: Decimal, text: str) -> int:
     if exact != exact.to_integral_value() or not 1 <= exact <= MAX_BYTES:
         raise ValueError(text)
     return int(exact)
+
+
+def show_bytes(value: int) -> str:
+    """A size as it may be typed, in whole KiB or MiB."""
+    return f"{value >> 20}MiB" if value >= 1 << 20 else f"{value >> 10}KiB"
+
+
+BYTES = Kind(
+    "whole bytes such as 24MiB or 44M, 1 to 2^60",
+    bytes_of_text,
+    bytes_of_value,
+    metavar="SIZE",
+    show=show_bytes,
+)
+"""Sizes as values of options."""

@@ -1,22 +1,15 @@
 """`equipoise advise`: its options, its checks, and the run from statistics to advice."""
 
-import json
-from argparse import Namespace
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from equipoise.cli import kinds
-from equipoise.cli.files import write_file
+from equipoise.cli.command import Command
 from equipoise.cli.hardware_options import (
     MACHINE,
-    MACHINE_OPTIONS,
-    MEMORY_OPTIONS,
-    MODEL_OPTIONS,
+    MAX_STEP,
     HardwareRequest,
     check_hardware,
-    check_part,
     check_slots,
     dead_zone_of,
     expert_of,
@@ -24,82 +17,80 @@ from equipoise.cli.hardware_options import (
     kv_cache_of,
 )
 from equipoise.cli.offline import (
+    MAX_RANKS,
     MAX_SLOTS,
+    STATISTICS,
     check_outputs,
-    check_ranks,
     load_placement,
     load_statistics,
     print_written,
-    request_values,
     usage_errors,
+    write_figures,
 )
-from equipoise.cli.option import Option
-from equipoise.cli.option_checks import check_count
 from equipoise.cli.progress import part_progress_for
 from equipoise.cli.trace_options import (
-    TRACE_OPTIONS,
     TraceRequest,
-    check_trace,
     open_trace,
     steps_of,
 )
 from equipoise.hal.errors import UsageError
+from equipoise.option import OUTPUT, Option
 
-SHAPE, OUTPUT = "what serves", "output"
+SHAPE = "what serves"
+ADVISE = """\
+Say of recorded load whether balancing is worth it, with how many redundant slots
+and on how many ranks; and, for given hardware and latency, how fast experts move
+and when a move pays. A model, not a measurement: the page Advice has its formulas."""
+EXAMPLES = """\
+examples:
+  equipoise advise recorded/ --ranks 32
+  equipoise advise recorded/ --ranks 32 --hardware h200 --itl 50 \\
+      --hidden 7168 --intermediate 2048
+  equipoise advise counts.csv --installed placement.json --hardware mine.yaml \\
+      --itl 50 --expert-bytes 24MiB --link host --json advice.json
 
-OPTIONS = (
-    Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N",
-           shown_default="those of --installed", help="ranks that serve"),
-    Option(key="slots", kind=kinds.WHOLE, group=SHAPE, metavar="N",
-           shown_default="those of --installed, or as many as are advised",
-           help="slots per layer over all ranks, a multiple of them"),
-    Option(key="installed", kind=kinds.PATH, group=SHAPE, metavar="FILE",
-           shown_default="experts in their order, one replica each",
-           help="placement that runs now, in any format"),
-    Option(key="target", kind=kinds.REAL, group=SHAPE, metavar="X", shown_default="0.02",
-           help="imbalance, max/mean - 1 of the ranks, that is good enough"),
-    Option(key="step_rows", kind=kinds.WHOLE, group=SHAPE, metavar="N",
-           shown_default="those of a window",
-           help="rows of a layer in a step, over all ranks: tokens times experts of a token"),
-    *TRACE_OPTIONS,
-    *MODEL_OPTIONS,
-    *MACHINE_OPTIONS,
-    Option(key="itl", kind=kinds.REAL, group=MACHINE, metavar="MS", shown_default="none",
-           help="inter-token latency to keep, in ms: also how long a step is; needs --hardware"),
-    Option(key="moe_share", kind=kinds.REAL, group=MACHINE, metavar="X", shown_default="0.5",
-           help="part of --itl that the experts of all layers may take"),
-    *MEMORY_OPTIONS,
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write the figures there, with the source of each of the hardware's"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
-           help="no names of written files, only the table"),
-)  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+exit code: 0 advised, 2 bad input, 3 something could not be written"""
+MAX_ROWS = 2**40
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseRequest(HardwareRequest, TraceRequest):
-    """What one `equipoise advise` was asked for; `progress` is `shown` or `hidden`."""
+    """What one `equipoise advise` was asked for."""
 
-    statistics: Path
-    ranks: int | None = None
-    slots: int | None = None
-    installed: Path | None = None
-    target: float = 0.02
-    step_rows: int | None = None
-    moe_share: float | None = None
-    json: Path | None = None
-    progress: str = "shown"
+    # fmt: off
+    statistics: Annotated[Path, STATISTICS]
+    ranks: Annotated[int | None, Option(
+        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, default="those of --installed")] = None
+    slots: Annotated[int | None, Option(
+        "slots per layer over all ranks, a multiple of them", SHAPE, least=1, most=MAX_SLOTS,
+        default="those of --installed, or as many as are advised")] = None
+    installed: Annotated[Path | None, Option(
+        "placement that runs now, in any format", SHAPE,
+        default="experts in their order, one replica each")] = None
+    target: Annotated[float, Option(
+        "imbalance, max/mean - 1 of the ranks, that is good enough", SHAPE, least=0, most=1000
+    )] = 0.02
+    step_rows: Annotated[int | None, Option(
+        "rows of a layer in a step, over all ranks: tokens times experts of a token", SHAPE,
+        least=1, most=MAX_ROWS, default="those of a window")] = None
+    itl: Annotated[float | None, Option(
+        "inter-token latency to keep, in ms: also how long a step is", MACHINE,
+        needs=("hardware", "without it nothing is known of time"),
+        least=0, above=True, most=MAX_STEP, metavar="MS")] = None
+    moe_share: Annotated[float | None, Option(
+        "part of --itl that the experts of all layers may take", MACHINE,
+        needs=("itl", "it is a part of that"), least=0, above=True, most=1, default="0.5")] = None
+    json: Annotated[Path | None, Option(
+        "write the figures there, with the source of each of the hardware's", OUTPUT)] = None
+    # fmt: on
 
 
 if TYPE_CHECKING:
     from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
     from equipoise.report.advice.advice import Advice
 
-MAX_ROWS = 2**40
 
-
-def advise(arguments: Namespace, command: str) -> int:
+def advise(request: AdviseRequest, command: str) -> int:
     """Read statistics, answer the questions, write the figures, print the table; returns 0.
 
     Raises UsageError before anything is written.
@@ -107,7 +98,6 @@ def advise(arguments: Namespace, command: str) -> int:
     from equipoise.report.advice.table import render
     from equipoise.report.terminal import stdout_colour_mode
 
-    request = request_of(vars(arguments))
     _validate(request)
     advice = _advice(request)
     try:
@@ -118,31 +108,11 @@ def advise(arguments: Namespace, command: str) -> int:
     return 0
 
 
-def request_of(arguments: Mapping[str, Any]) -> AdviseRequest:
-    """What the command line asks for, its configuration file included."""
-    return AdviseRequest(**request_values(arguments, BY_KEY))
-
-
 def _validate(request: AdviseRequest) -> None:
     """Raises UsageError for everything that can be refused without reading a file."""
     if request.ranks is None and request.installed is None:
         raise UsageError("--ranks is needed: there is no --installed to read it from")
-    check_ranks(request.ranks)
-    for flag, value, most in (
-        ("--slots", request.slots, MAX_SLOTS),
-        ("--step-rows", request.step_rows, MAX_ROWS),
-    ):
-        if value is not None:
-            check_count(flag, value, most)
-    check_part("--moe-share", request.moe_share)
-    if not 0 <= request.target <= 1000:
-        raise UsageError(f"--target must be 0 to 1000, got {request.target:g}")
-    check_trace(request)
     check_hardware(request)
-    if request.itl is not None and request.hardware is None:
-        raise UsageError("--itl needs --hardware: without it nothing is known of time")
-    if request.moe_share is not None and request.itl is None:
-        raise UsageError("--moe-share needs --itl, of which it is a part")
     inputs = {"STATS": request.statistics}
     if request.installed is not None:
         inputs["--installed"] = request.installed
@@ -220,9 +190,8 @@ def _load_installed(
 def _write(request: AdviseRequest, advice: "Advice", command: str) -> None:
     from equipoise.report.advice.json_output import to_json
 
-    if request.json is None:
-        return
     about = {"command": command, "statistics": str(request.statistics)}
-    text = json.dumps(about | to_json(advice), indent=2, allow_nan=False)
-    place = write_file(request.json, text + "\n")
-    print_written(request.progress, [f"figures: {place}"])
+    print_written(request.progress, write_figures(request.json, about | to_json(advice)))
+
+
+COMMAND = Command(AdviseRequest, advise, description=ADVISE, examples=EXAMPLES)

@@ -1,91 +1,31 @@
 """`equipoise bench serve`: its options, its checks, and the run from a load plan to figures."""
 
-import json
 import sys
-from argparse import Namespace
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from equipoise.balancer.requests.catalogue import FORMATS, WORKLOADS
-from equipoise.cli import kinds
-from equipoise.cli.files import write_file
-from equipoise.cli.offline import check_outputs, print_written, request_values
-from equipoise.cli.option import REQUIRED, Option
-from equipoise.cli.option_checks import check_count
+from equipoise.cli.command import Command, Settings
+from equipoise.cli.offline import check_outputs, print_written, usage_errors, write_figures
 from equipoise.cli.route import read_api_keys
 from equipoise.cli.route_workers import parse_url
 from equipoise.hal.errors import UsageError
+from equipoise.option import OUTPUT, SECONDS, Option, choice
 
-WHERE, WHAT, WHEN, OUTPUT = "server", "requests", "arrivals", "output"
-ENDPOINTS = kinds.ENDPOINTS
+WHERE, WHAT, WHEN = "server", "requests", "arrivals"
+BENCH = """\
+Send requests to a server of the OpenAI API, or to the proxy, and say how long it took
+to answer: time to first token, time per output token, latency, throughput. Needs
+the extra `serve`: pip install '.[serve]' in a clone."""
+EXAMPLES = """\
+examples:
+  equipoise bench serve --url http://127.0.0.1:9000 --concurrency 64 --requests 1000
+  equipoise bench serve --url http://127.0.0.1:9000 --rate 12 --workload prop
+  equipoise bench serve --url http://127.0.0.1:9000 --trace trace.csv --json figures.json
 
-OPTIONS = (
-    Option(key="url", kind=kinds.NAME, group=WHERE, metavar="URL",
-           shown_default=REQUIRED, help="of the server, or of the proxy"),
-    Option(key="model", kind=kinds.NAME, group=WHERE, metavar="NAME",
-           shown_default="the first that the server has", help="model to ask for"),
-    Option(key="endpoint", kind=kinds.ENDPOINT, group=WHERE, metavar="|".join(ENDPOINTS),
-           shown_default=ENDPOINTS[0], help="which of the API's two ways to ask"),
-    Option(key="api_key_file", kind=kinds.PATH, group=WHERE, metavar="FILE", shown_default="none",
-           help="key to send"),
-    Option(key="timeout", kind=kinds.SECONDS, group=WHERE, metavar="SECONDS", shown_default="600",
-           help="longest that a request may take"),
-    Option(key="requests", kind=kinds.WHOLE, group=WHAT, metavar="N", shown_default="200",
-           help="how many to send; at most as many as --trace has"),
-    Option(key="workload", kind=kinds.WORKLOAD, group=WHAT, metavar="|".join(WORKLOADS),
-           shown_default="sharegpt", help="lengths of prompts and outputs: "
-           + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items())),
-    Option(key="trace", kind=kinds.PATH, group=WHAT, metavar="FILE", shown_default="none",
-           help=f"take lengths, and times where it has some, from a trace ({', '.join(FORMATS)})"),
-    Option(key="prompt_tokens", kind=kinds.WHOLE, group=WHAT, metavar="N",
-           shown_default="as --workload draws", help="make all prompts so long"),
-    Option(key="output_tokens", kind=kinds.WHOLE, group=WHAT, metavar="N",
-           shown_default="as --workload draws", help="ask for so many tokens each time"),
-    Option(key="stop_early", kind=kinds.SWITCH, group=WHAT, shown_default="off",
-           help="let answers end where the model ends them; else servers are sent ignore_eos"),
-    Option(key="seed", kind=kinds.WHOLE, group=WHAT, metavar="N", shown_default="0",
-           help="what lengths, words and arrivals are drawn from"),
-    Option(key="rate", kind=kinds.REAL, group=WHEN, metavar="R", shown_default="none",
-           help="requests per second: arrivals are Poisson, or the trace's own times, scaled"),
-    Option(key="concurrency", kind=kinds.WHOLE, group=WHEN, metavar="N",
-           shown_default="8, where there is no --rate and no trace with times",
-           help="requests under way at any time: a closed loop"),
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write the figures there"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
-           help="no progress, only the table"),
-)  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchRequest:
-    """What one `equipoise bench serve` was asked for; `progress` is `shown` or `hidden`."""
-
-    url: str = ""
-    model: str | None = None
-    endpoint: str = ENDPOINTS[0]
-    api_key_file: Path | None = None
-    timeout: float = 600.0
-    requests: int = 200
-    workload: str = "sharegpt"
-    trace: Path | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    stop_early: bool = False
-    seed: int = 0
-    rate: float | None = None
-    concurrency: int | None = None
-    json: Path | None = None
-    progress: str = "shown"
-
-
-if TYPE_CHECKING:
-    from equipoise.balancer.requests.workload import Workload
-    from equipoise.serve.load_client import LoadPlan, LoadTarget
-
+exit code: 0 all answered, 1 some failed, 2 bad input, nothing was sent, 3 the server does
+not say which model it has"""
 MAX_REQUESTS = 100_000_000
 MAX_TOKENS = 1 << 20
 MAX_CONCURRENCY = 65_536
@@ -94,12 +34,61 @@ MAX_TIMEOUT = 86_400.0
 DEFAULT_CONCURRENCY = 8
 
 
-def bench(arguments: Namespace, command: str) -> int:
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest(Settings):
+    """What one `equipoise bench serve` was asked for."""
+
+    # fmt: off
+    url: Annotated[str, Option(
+        "of the server, or of the proxy", WHERE, metavar="URL", required="which server to ask")]
+    model: Annotated[str | None, Option(
+        "model to ask for", WHERE, default="the first that the server has")] = None
+    endpoint: Annotated[Literal["chat", "completions"], Option(
+        "which of the API's two ways to ask", WHERE)] = "chat"
+    api_key_file: Annotated[Path | None, Option("key to send", WHERE)] = None
+    timeout: Annotated[float, Option(
+        "longest that a request may take", WHERE, kind=SECONDS,
+        least=0, above=True, most=MAX_TIMEOUT)] = 600.0
+    requests: Annotated[int, Option(
+        "how many to send; at most as many as --trace has", WHAT, least=1, most=MAX_REQUESTS)] = 200
+    workload: Annotated[str, Option(
+        "lengths of prompts and outputs: "
+        + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items()), WHAT,
+        kind=choice(tuple(WORKLOADS)))] = "sharegpt"
+    trace: Annotated[Path | None, Option(
+        f"take lengths, and times where it has some, from a trace ({', '.join(FORMATS)})", WHAT
+    )] = None
+    prompt_tokens: Annotated[int | None, Option(
+        "make all prompts so long", WHAT, least=1, most=MAX_TOKENS, default="as --workload draws"
+    )] = None
+    output_tokens: Annotated[int | None, Option(
+        "ask for so many tokens each time", WHAT,
+        least=1, most=MAX_TOKENS, default="as --workload draws")] = None
+    stop_early: Annotated[bool, Option(
+        "let answers end where the model ends them; else servers are sent ignore_eos", WHAT
+    )] = False
+    seed: Annotated[int, Option(
+        "what lengths, words and arrivals are drawn from", WHAT, least=0)] = 0
+    rate: Annotated[float | None, Option(
+        "requests per second: arrivals are Poisson, or the trace's own times, scaled", WHEN,
+        least=0, above=True, most=MAX_RATE, metavar="R")] = None
+    concurrency: Annotated[int | None, Option(
+        "requests under way at any time: a closed loop", WHEN, least=1, most=MAX_CONCURRENCY,
+        default="8, where there is no --rate and no trace with times")] = None
+    json: Annotated[Path | None, Option("write the figures there", OUTPUT)] = None
+    # fmt: on
+
+
+if TYPE_CHECKING:
+    from equipoise.balancer.requests.workload import Workload
+    from equipoise.serve.load_client import LoadPlan, LoadTarget
+
+
+def bench(request: BenchRequest, command: str) -> int:
     """Send requests, print the table; returns 0 if all were answered, 1 if some failed.
 
     Raises UsageError before anything is sent, EquipoiseError where the server does not answer.
     """
-    request = request_of(vars(arguments))
     validate(request)
     # Here, not above: what it imports is optional.
     from equipoise.serve.dependencies import require
@@ -113,49 +102,19 @@ def bench(arguments: Namespace, command: str) -> int:
     for note in plan.workload.notes:
         print_written(request.progress, [f"{plan.workload.name}: {note}"])
     result = run_load(_target(request), plan, request.progress, sys.stderr)
-    if request.json is not None:
-        about = {"command": command, "workload": plan.workload.name}
-        text = json.dumps(about | result.to_json(), indent=2, allow_nan=False)
-        place = write_file(request.json, text + "\n")
-        print_written(request.progress, [f"figures: {place}"])
+    about = {"command": command, "workload": plan.workload.name}
+    print_written(request.progress, write_figures(request.json, about | result.to_json()))
     print(render(result, stdout_colour_mode()), flush=True)
     return 0 if result.answered == result.requests else 1
 
 
-def request_of(arguments: Mapping[str, Any]) -> BenchRequest:
-    """What the command line asks for, its configuration file included."""
-    options = {key: value for key, value in arguments.items() if key in BY_KEY or key == "config"}
-    return BenchRequest(**request_values(options, BY_KEY))
-
-
 def validate(request: BenchRequest) -> None:
     """Raises UsageError for everything that can be refused without reading a file."""
-    if not request.url:
-        raise UsageError("--url is needed: which server to ask")
     parse_url("--url", request.url)
-    check_count("--requests", request.requests, MAX_REQUESTS)
-    for flag in ("prompt_tokens", "output_tokens"):
-        value = getattr(request, flag)
-        if value is not None:
-            check_count(f"--{flag.replace('_', '-')}", value, MAX_TOKENS)
-    _check_pace(request)
-    if not 0 < request.timeout <= MAX_TIMEOUT:
-        raise UsageError(
-            f"--timeout must be above 0, up to {MAX_TIMEOUT:g}, got {request.timeout:g}"
-        )
-    if request.seed < 0:
-        raise UsageError(f"--seed must be at least 0, got {request.seed}")
+    if request.rate is not None and request.concurrency is not None:
+        raise UsageError("--rate and --concurrency: give one; one waits for answers")
     inputs = {} if request.trace is None else {"--trace": request.trace}
     check_outputs(inputs, {"--json": request.json})
-
-
-def _check_pace(request: BenchRequest) -> None:
-    if request.concurrency is not None:
-        check_count("--concurrency", request.concurrency, MAX_CONCURRENCY)
-        if request.rate is not None:
-            raise UsageError("--rate and --concurrency: give one; one waits for answers")
-    if request.rate is not None and not 0 < request.rate <= MAX_RATE:
-        raise UsageError(f"--rate must be above 0, up to {MAX_RATE:g}, got {request.rate:g}")
 
 
 def make_load_plan(request: BenchRequest) -> "LoadPlan":
@@ -179,7 +138,6 @@ def _workload(request: BenchRequest) -> "Workload":
 
         return generate(request.workload, request.requests, request.seed)
     from equipoise.balancer.requests.traces import read_trace
-    from equipoise.cli.offline import usage_errors
 
     with usage_errors("--trace"):
         workload = read_trace(request.trace, most=request.requests)
@@ -216,3 +174,6 @@ def _target(request: BenchRequest) -> "LoadTarget":
         timeout=request.timeout,
         fields=() if request.stop_early else (("ignore_eos", True),),
     )
+
+
+COMMAND = Command(BenchRequest, bench, description=BENCH, examples=EXAMPLES)

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
 from equipoise.input_files import read_input
+from equipoise.option import Option
 
 
 def read_config(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:

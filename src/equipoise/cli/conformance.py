@@ -4,26 +4,17 @@ import importlib.util
 import json
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from equipoise import __version__, install_command
-from equipoise.cli.conformance_options import (
-    BY_KEY,
-    HTML,
-    JSON,
-    ConformanceRequest,
-    resolve_conformance_request,
-)
+from equipoise.cli.conformance_options import HTML, JSON, ConformanceRequest
 from equipoise.cli.files import probe_file, probe_folder, write_file
 from equipoise.cli.option_checks import (
-    MAX_RANKS,
     check_backend,
-    check_count,
     check_devices,
     check_file,
     check_folder,
@@ -31,12 +22,7 @@ from equipoise.cli.option_checks import (
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.conformance.profile import RunTarget, families_of
-from equipoise.hal.conformance.reproduce import (
-    FOLDER,
-    remove_programs,
-    search_working_directory,
-    set_library_defaults,
-)
+from equipoise.hal.conformance.reproduce import FOLDER, remove_programs
 from equipoise.hal.conformance.result import Finding, Status
 from equipoise.hal.conformance.runner import PropertyRun
 from equipoise.hal.errors import EquipoiseError, UsageError
@@ -171,22 +157,17 @@ def conformance_progress_for(wish: str) -> ConformanceProgress:
     )
 
 
-MAX_CASES = 1_000_000
-
 if TYPE_CHECKING:
     from equipoise.hal.conformance.expected_violations import Expectation
     from equipoise.hal.conformance.result import SuiteResult
 
 
-def conformance(arguments: Namespace, command: str) -> int:
+def conformance(request: ConformanceRequest, command: str) -> int:
     """Test a backend and print what was found; 0 when no clause is violated, else 1.
 
     Raises UsageError before anything starts, and what interrupted the run after printing what had
     been found by then.
     """
-    set_library_defaults()
-    search_working_directory()
-    request = request_of(vars(arguments))
     validate(request)
     result = _conduct(request, read_xfail(request.xfail))
     if result is None:
@@ -205,25 +186,11 @@ def conformance(arguments: Namespace, command: str) -> int:
     return result.exit_code
 
 
-def request_of(arguments: Mapping[str, Any]) -> ConformanceRequest:
-    """What the command line asks for, its configuration file included."""
-    options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
-    options |= {key: tuple(options[key]) for key in ("only", "level") if key in options}
-    file: Mapping[str, Any] = {}
-    if "config" in arguments:
-        # Imported here: PyYAML is not needed where there is no such file.
-        from equipoise.cli.config import read_config
-
-        file = read_config(arguments["config"], BY_KEY)
-    return resolve_conformance_request(options, file)
-
-
 def validate(request: ConformanceRequest) -> None:
     """Raises UsageError naming the option, what it was and what it may be; creates nothing."""
     check_distributions()
     if importlib.util.find_spec("hypothesis") is None:
         raise UsageError(f"the suite draws with hypothesis: {install_command('conformance')}")
-    _check_numbers(request)
     check_backend("--backend", request.backend, registry.ACCELERATORS, registry.accelerator)
     _check_available("--backend", request.backend, registry.accelerator)
     if request.communicator is not None:
@@ -290,14 +257,6 @@ def _typed(flag: str, path: Path, request: ConformanceRequest) -> str:
     """The option that named the file: --out, where the file's own option was not used."""
     own = request.out is not None and path == request.out / {"--json": JSON, "--html": HTML}[flag]
     return f"--out's {path.name}" if own else flag
-
-
-def _check_numbers(request: ConformanceRequest) -> None:
-    check_count("--ranks", request.ranks, MAX_RANKS)
-    if request.seed < 0:
-        raise UsageError(f"--seed must be at least 0, got {request.seed}")
-    if request.cases is not None:
-        check_count("--cases", request.cases, MAX_CASES)
 
 
 def _check_expert_parallel(request: ConformanceRequest, name: str) -> None:

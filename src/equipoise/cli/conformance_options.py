@@ -1,15 +1,17 @@
 """The options of `equipoise conformance`: each is a flag and a key of the configuration file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from equipoise.cli import option_kinds as kinds
-from equipoise.cli.option import Option
+from equipoise.cli.command import Command, Settings
+from equipoise.cli.option_checks import MAX_RANKS
 from equipoise.hal import registry
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, Level
 from equipoise.hal.conformance.profile import Profile, RunTarget, families_of
+from equipoise.hal.conformance.reproduce import search_working_directory, set_library_defaults
+from equipoise.option import OUTPUT, Option, choice, several
 
 DESCRIPTION = """\
 Try to break a backend: properties of every clause of the contract, on programs
@@ -27,49 +29,9 @@ exit code: 0 every clause held or is declared unsupported, 1 one is violated, or
 that --xfail lists is held, or one could not be judged, 2 bad input, 3 the suite could
 not run, 130 interrupted: what was found by then is printed and written"""
 
-SUBJECT, EFFORT, OUTPUT = "what is tested", "how hard", "output"
+SUBJECT, EFFORT = "what is tested", "how hard"
 JSON, HTML = "conformance.json", "conformance.html"
-
-OPTIONS = (
-    Option(key="backend", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
-           shown_default="cpu (host without native code); with --communicator it is not judged",
-           help="accelerator under test: a name that `equipoise doctor` lists, PACKAGE:OBJECT, or "
-           "accelerator:NAME for what torch drives by that name"),
-    Option(key="communicator", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
-           shown_default="the one that goes with the backend",
-           help="communicator under test, by name or as PACKAGE:OBJECT"),
-    Option(key="expert_parallel", kind=kinds.NAME, group=SUBJECT, metavar="NAME",
-           shown_default="none",
-           help="judge this expert-parallel library, by name or as PACKAGE:OBJECT, and nothing of "
-           "the backend and the communicator that it runs on"),
-    Option(key="ranks", kind=kinds.WHOLE, group=SUBJECT, metavar="N", shown_default="4",
-           help="most processes to test the communicator on; smaller groups are tested too"),
-    Option(key="schedule_from", kind=kinds.NAME, group=SUBJECT, metavar="PACKAGE:OBJECT",
-           shown_default="none",
-           help="a callable that is given the schedule bytes of each case before it is played, for "
-           "a device whose schedule can be chosen; plays on one device in this process only"),
-    Option(key="profile", kind=kinds.PROFILE, group=EFFORT, metavar="ci|deep", shown_default="ci",
-           help="minutes, or hours"),
-    Option(key="only", kind=kinds.FAMILY_NAMES, group=EFFORT, metavar="FAMILY",
-           shown_default="all families", help=f"only these properties: {', '.join(FAMILIES)}"),
-    Option(key="level", kind=kinds.LEVEL_NAMES, group=EFFORT, metavar="LEVEL",
-           shown_default="all levels", help=f"only what these levels need: {', '.join(Level)}"),
-    Option(key="seed", kind=kinds.WHOLE, group=EFFORT, metavar="N", shown_default="0",
-           help="what the draws start from: the same seed draws the same programs"),
-    Option(key="cases", kind=kinds.WHOLE, group=EFFORT, metavar="N",
-           shown_default="as the profile says", help="how many cases of each property to play"),
-    Option(key="xfail", kind=kinds.PATH, group=EFFORT, metavar="FILE", shown_default="none",
-           help="violations that are known, as TOML: they do not fail the run, their absence does"),
-    Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR", shown_default="none",
-           help=f"folder for {JSON}, {HTML}, and each violation as a Python file"),
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write every verdict there"),
-    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write a page with every verdict there"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
-           help="no progress, only the clauses and the matrix"),
-)  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+MAX_CASES = 1_000_000
 
 
 def host_backend() -> str:
@@ -78,24 +40,51 @@ def host_backend() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformanceRequest:
-    """What one `equipoise conformance` was asked for; `progress` is `shown` or `hidden`."""
+class ConformanceRequest(Settings):
+    """What one `equipoise conformance` was asked for; `target` follows from it."""
 
-    backend: str = "cpu"
-    communicator: str | None = None
-    expert_parallel: str | None = None
-    ranks: int = 4
-    schedule_from: str | None = None
-    profile: Profile = Profile.CI
-    only: tuple[str, ...] = FAMILIES
-    level: tuple[Level, ...] = tuple(Level)
-    xfail: Path | None = None
-    seed: int = 0
-    cases: int | None = None
-    json: Path | None = None
-    html: Path | None = None
-    out: Path | None = None
-    progress: str = "shown"
+    # fmt: off
+    backend: Annotated[str, Option(
+        "accelerator under test: a name that `equipoise doctor` lists, PACKAGE:OBJECT, or "
+        "accelerator:NAME for what torch drives by that name", SUBJECT,
+        default="cpu (host without native code); with --communicator it is not judged")] = "cpu"
+    communicator: Annotated[str | None, Option(
+        "communicator under test, by name or as PACKAGE:OBJECT", SUBJECT,
+        default="the one that goes with the backend")] = None
+    expert_parallel: Annotated[str | None, Option(
+        "judge this expert-parallel library, by name or as PACKAGE:OBJECT, and nothing of the "
+        "backend and the communicator that it runs on", SUBJECT)] = None
+    ranks: Annotated[int, Option(
+        "most processes to test the communicator on; smaller groups are tested too", SUBJECT,
+        least=1, most=MAX_RANKS)] = 4
+    schedule_from: Annotated[str | None, Option(
+        "a callable that is given the schedule bytes of each case before it is played, for a "
+        "device whose schedule can be chosen; plays on one device in this process only", SUBJECT,
+        metavar="PACKAGE:OBJECT", rare=True)] = None
+    profile: Annotated[Profile, Option("minutes, or hours", EFFORT)] = Profile.CI
+    only: Annotated[tuple[str, ...], Option(
+        f"only these properties: {', '.join(FAMILIES)}", EFFORT,
+        kind=replace(several(choice(FAMILIES), f"a family ({', '.join(FAMILIES)})"),
+                     metavar="FAMILY"),
+        default="all families")] = FAMILIES
+    level: Annotated[tuple[Level, ...], Option(
+        f"only what these levels need: {', '.join(Level)}", EFFORT,
+        kind=replace(several(choice(Level), f"a level ({', '.join(Level)})"), metavar="LEVEL"),
+        default="all levels")] = tuple(Level)
+    seed: Annotated[int, Option(
+        "what the draws start from: the same seed draws the same programs", EFFORT, least=0)] = 0
+    cases: Annotated[int | None, Option(
+        "how many cases of each property to play", EFFORT, least=1, most=MAX_CASES,
+        default="as the profile says")] = None
+    xfail: Annotated[Path | None, Option(
+        "violations that are known, as TOML: they do not fail the run, their absence does", EFFORT
+    )] = None
+    out: Annotated[Path | None, Option(
+        f"folder for {JSON}, {HTML}, and each violation as a Python file", OUTPUT, metavar="DIR"
+    )] = None
+    json: Annotated[Path | None, Option("write every verdict there", OUTPUT)] = None
+    html: Annotated[Path | None, Option("write a page with every verdict there", OUTPUT)] = None
+    # fmt: on
     target: RunTarget = RunTarget.BACKEND
 
 
@@ -117,5 +106,27 @@ def resolve_conformance_request(
     if out is not None:
         values = {"json": out / JSON, "html": out / HTML} | values
     values.setdefault("backend", host_backend())
-    values["progress"] = "hidden" if values.pop("quiet", False) else "shown"
     return ConformanceRequest(**values)
+
+
+def _run(request: ConformanceRequest, command: str) -> int:
+    set_library_defaults()
+    search_working_directory()
+    # Here, not above: torch takes a second that `--help` need not wait for.
+    from equipoise.cli.conformance import conformance
+
+    return conformance(request, command)
+
+
+def command_of(program: str) -> Command:
+    """The command, with examples of a program that has it."""
+    return Command(
+        ConformanceRequest,
+        _run,
+        description=DESCRIPTION,
+        examples=EXAMPLES.format(command=program),
+        request_of=resolve_conformance_request,
+    )
+
+
+COMMAND = command_of("equipoise conformance")

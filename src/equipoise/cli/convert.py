@@ -1,52 +1,53 @@
 """`equipoise convert`: its options, and the conversion of statistics or placements."""
 
 import os
-from argparse import Namespace
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES, STATISTICS_FORMAT_NAMES
-from equipoise.cli import kinds
+from equipoise.cli.command import Command, Settings
 from equipoise.cli.files import describe_path, ensure_folder
 from equipoise.cli.offline import (
-    check_ranks,
+    MAX_RANKS,
     naming_ranks_option,
     print_written,
-    request_values,
     usage_errors,
     warn,
     warn_of_dropped_layers,
 )
-from equipoise.cli.option import Option
 from equipoise.cli.option_checks import check_folder
 from equipoise.hal.errors import UsageError
+from equipoise.option import Argument, Option
 
 FILES = "files"
+CONVERT = """\
+Read statistics or a placement, whichever IN is, and write it in another format.
+What the format of OUT cannot carry is listed on standard error."""
+EXAMPLES = """\
+examples:
+  equipoise convert placement.json moe_load_balancer.yaml
+  equipoise convert recorded/ counts.csv
+  equipoise convert map.npy placement.json --ranks 32
 
-OPTIONS = (
-    Option(key="format", kind=kinds.NAME, group=FILES, metavar="NAME",
-           shown_default="as the suffix says, none is a folder",
-           help=f"format of OUT; statistics: {', '.join(STATISTICS_FORMAT_NAMES)}; placements: "
-           f"{', '.join(PLACEMENT_FORMAT_NAMES)}"),
-    Option(key="ranks", kind=kinds.WHOLE, group=FILES, metavar="N", shown_default="as IN says",
-           help="IN is a placement for so many ranks: needed where it does not say it"),
-    Option(key="quiet", kind=kinds.SWITCH, group=FILES, shown_default="off",
-           help="say nothing of what was read and written"),
-)  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+exit code: 0 written, 2 bad input, nothing was written, 3 it could not be written"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertRequest:
-    """What one `equipoise convert` was asked for; `progress` is `shown` or `hidden`."""
+class ConvertRequest(Settings):
+    """What one `equipoise convert` was asked for."""
 
-    source: Path
-    out: Path
-    format: str | None = None
-    ranks: int | None = None
-    progress: str = "shown"
+    # fmt: off
+    source: Annotated[Path, Argument("IN", "what to read")]
+    out: Annotated[Path, Argument("OUT", "what to write")]
+    format: Annotated[str | None, Option(
+        f"format of OUT; statistics: {', '.join(STATISTICS_FORMAT_NAMES)}; placements: "
+        f"{', '.join(PLACEMENT_FORMAT_NAMES)}", FILES,
+        default="as the suffix says, none is a folder")] = None
+    ranks: Annotated[int | None, Option(
+        "IN is a placement for so many ranks: needed where it does not say it", FILES,
+        least=1, most=MAX_RANKS, default="as IN says")] = None
+    # fmt: on
 
 
 if TYPE_CHECKING:
@@ -57,12 +58,10 @@ SHARED = {"vllm": "vllm or sglang"}
 """Formats of two engines."""
 
 
-def convert(arguments: Namespace, command: str) -> int:
+def convert(request: ConvertRequest, command: str) -> int:
     """Read, write, say what was lost; returns 0. Raises UsageError before anything is written."""
     from equipoise.balancer import formats
 
-    request = request_of(vars(arguments))
-    check_ranks(request.ranks)
     if os.path.realpath(request.source) == os.path.realpath(request.out):
         raise UsageError(f"OUT: {request.out} is the file that IN is read from")
     check_folder("OUT", request.out.parent)
@@ -81,11 +80,6 @@ def _origin(origin: str) -> str:
     """Names both formats where one field could be of either: SGLang's map has vLLM's field."""
     form, colon, path = origin.partition(": ")
     return f"{SHARED.get(form, form)}{colon}{path}"
-
-
-def request_of(arguments: Mapping[str, Any]) -> ConvertRequest:
-    """What the command line asks for, its configuration file included."""
-    return ConvertRequest(**request_values(arguments, BY_KEY))
 
 
 def _read(request: ConvertRequest) -> "ExpertStatistics | ExpertPlacement":
@@ -108,3 +102,6 @@ def _write(request: ConvertRequest, contents: "ExpertStatistics | ExpertPlacemen
         if isinstance(contents, formats.ExpertStatistics):
             return formats.write_statistics(request.out, contents, request.format)
         return formats.write_placement(request.out, contents, request.format)
+
+
+COMMAND = Command(ConvertRequest, convert, description=CONVERT, examples=EXAMPLES)

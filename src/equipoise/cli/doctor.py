@@ -2,16 +2,16 @@
 
 import json
 import textwrap
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from equipoise import __version__, install_command
 from equipoise.cli import engines
+from equipoise.cli.command import Command
 from equipoise.cli.engines import DoctorCheck
 from equipoise.cli.files import write_file
 from equipoise.cli.import_errors import explain_import_error
@@ -20,6 +20,7 @@ from equipoise.cli.process import print_stderr
 from equipoise.demo.settings import RunSettings
 from equipoise.hal import registry
 from equipoise.hal.errors import BackendUnavailable, EquipoiseError
+from equipoise.option import OUTPUT, Option, options_of
 
 if TYPE_CHECKING:
     from equipoise.hal.capabilities import Probe
@@ -229,24 +230,41 @@ def _invariance(broken: str | None) -> DoctorCheck:
     return DoctorCheck("batch invariance", True, "a row's bits do not depend on its batch")
 
 
+DOCTOR = """\
+Say what was found on this machine, what is missing and why. Exit code 0 if an
+accelerator works; with the name of an engine, if every part of it that can be had
+can be switched on; 1 otherwise."""
 INDENT = 32
 WIDTH = 80
 
 
-def doctor(arguments: Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DoctorRequest:
+    """What one `equipoise doctor` was asked for; `engine_names` instead of the machine."""
+
+    json: Annotated[Path | None, Option("write the findings there too", OUTPUT)] = None
+    engine_names: tuple[str, ...] = ()
+
+
+def _request_of(line: Mapping[str, Any], _: Mapping[str, Any]) -> DoctorRequest:
+    names = tuple(name for name in engines.installed() if name in line)
+    return DoctorRequest(json=line.get("json"), engine_names=names)
+
+
+def doctor(request: DoctorRequest, command: str = "") -> int:
     """Print what was found; returns 0 if at least one accelerator works, 1 otherwise.
 
     With an engine's name, what was found of that engine instead, as `_engines` says.
 
     Raises UsageError for a `--json` that cannot be written.
     """
-    if arguments.json is not None:
-        check_file("--json", arguments.json)
-    if engine_names := engines.requested(arguments):
-        return _engines(engine_names, arguments.json)
+    if request.json is not None:
+        check_file("--json", request.json)
+    if request.engine_names:
+        return _engines(request.engine_names, request.json)
     findings = collect_findings()
-    if arguments.json is not None:
-        place = write_file(arguments.json, json.dumps(findings.to_json(), indent=2) + "\n")
+    if request.json is not None:
+        place = write_file(request.json, json.dumps(findings.to_json(), indent=2) + "\n")
         print_stderr(f"findings: {place}")
     print(render_findings(findings))
     return findings.exit_code
@@ -333,3 +351,13 @@ def _verdict(findings: DoctorFindings) -> str:
     if best.name not in HOST_BACKENDS and (best.devices or 0) < RunSettings().ranks:
         command += f" --ranks {best.devices}"  # a rank takes a device
     return f"ready: {command}"
+
+
+COMMAND = Command(
+    DoctorRequest,
+    doctor,
+    description=DOCTOR,
+    options=lambda: engines.options() | options_of(DoctorRequest),
+    has_file=False,
+    request_of=_request_of,
+)

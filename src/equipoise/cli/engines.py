@@ -4,13 +4,13 @@ The parser needs their names, so this module must not import torch.
 """
 
 import json
-from argparse import Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from equipoise.cli.files import write_file
+from equipoise.option import SWITCH, Option
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,18 @@ def examine(name: str) -> tuple[DoctorCheck, ...]:
         return (DoctorCheck(name, passed=False, detail=f"cannot be looked at: {error}"),)
 
 
-def requested(arguments: Namespace) -> tuple[str, ...]:
-    """Engines that the command line names."""
-    return tuple(name for name in installed() if getattr(arguments, argument_name(name)))
-
-
-def argument_name(name: str) -> str:
-    """Where the parser puts whether an engine was named."""
-    return f"engine_{name.replace('-', '_')}"
+def options() -> dict[str, Option]:
+    """A switch for each of them, by key; the key of `--vllm` is the name of an engine."""
+    return {
+        name: Option(
+            f"instead: whether the {name} that is installed can be served, part by part",
+            "serving engines",
+            kind=SWITCH,
+            key=name,
+            value=False,
+        )
+        for name in installed()
+    }
 
 
 def write(path: Path, checks_by_engine: dict[str, tuple[DoctorCheck, ...]]) -> None:

@@ -1,13 +1,14 @@
 """What `advise` and `replay` ask alike: what an expert weighs, what a rank is, its KV cache."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from equipoise.byte_sizes import BYTES
 from equipoise.cli import kinds
+from equipoise.cli.command import Settings
 from equipoise.cli.offline import usage_errors
-from equipoise.cli.option import Option
-from equipoise.cli.option_checks import check_count
 from equipoise.hal.errors import UsageError
+from equipoise.option import Option
 
 if TYPE_CHECKING:
     from equipoise.report.advice.dead_zone import DeadZone
@@ -22,86 +23,60 @@ MAX_WIDTH = 2**20
 MAX_STEP = 3_600_000.0
 """Milliseconds: an hour."""
 
-MODEL_OPTIONS = (
-    Option(key="expert_bytes", kind=kinds.BYTES, group=MODEL, metavar="SIZE",
-           shown_default="unknown", help="weights of one expert in one layer, such as 24MiB"),
-    Option(key="hidden", kind=kinds.WHOLE, group=MODEL, metavar="N", shown_default="unknown",
-           help="width of the model; with --intermediate it says what an expert weighs"),
-    Option(key="intermediate", kind=kinds.WHOLE, group=MODEL, metavar="N", shown_default="unknown",
-           help="width within an expert, which is three matrices of both widths"),
-    Option(key="precision", kind=kinds.PRECISION, group=MODEL, metavar="|".join(kinds.PRECISIONS),
-           shown_default=DEFAULT_PRECISION, help="of the weights, and of the products"),
-)  # fmt: skip
-MACHINE_OPTIONS = (
-    Option(key="hardware", kind=kinds.NAME, group=MACHINE, metavar="NAME|FILE",
-           shown_default="unknown", help="what a rank is: a name of the table that ships, or YAML "
-           "or JSON with the same keys; needs what an expert weighs"),
-    Option(key="link", kind=kinds.LINK, group=MACHINE, metavar="|".join(kinds.LINKS),
-           shown_default=DEFAULT_LINK, help="what weights come over: within a node, between nodes, "
-           "or from the host's memory"),
-    Option(key="dead_zone", kind=kinds.POINTS, group=MACHINE, metavar="R:MS,R:MS,...",
-           shown_default="published measurements", help="step times measured at three or more "
-           "max/mean of the ranks: up to which imbalance they stay the same is found from them"),
-)  # fmt: skip
-MEMORY_OPTIONS = (
-    Option(key="kv_bytes_per_token", kind=kinds.BYTES, group=MEMORY, metavar="SIZE",
-           shown_default="unknown", help="KV cache of a token on one rank, all layers; needs what "
-           "an expert weighs"),
-    Option(key="memory", kind=kinds.BYTES, group=MEMORY, metavar="SIZE",
-           shown_default="--memory-share of the hardware's", help="of a rank, for KV cache and "
-           "expert weights together: the KV cache memory that the engine prints at its start, and "
-           "the expert weights that a rank holds then"),
-    Option(key="memory_share", kind=kinds.REAL, group=MEMORY, metavar="X",
-           shown_default=f"{DEFAULT_MEMORY_SHARE}", help="part of a device's memory that experts, "
-           "and KV cache where it is known, may take"),
-    Option(key="kv_usage", kind=kinds.REAL, group=MEMORY, metavar="X", shown_default="1.0",
-           help="part of the KV cache in use at most, as the engine's metrics say; 1: requests "
-           "wait for it"),
-)  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareRequest:
-    """What both commands were asked for; each as its option says, None where it was not given."""
+class HardwareRequest(Settings):
+    """What both commands were asked for; None where it was not given."""
 
-    expert_bytes: int | None = None
-    hidden: int | None = None
-    intermediate: int | None = None
-    precision: str | None = None
-    hardware: str | None = None
-    link: str | None = None
-    itl: float | None = None
-    dead_zone: tuple[tuple[float, float], ...] | None = None
-    kv_bytes_per_token: int | None = None
-    memory: int | None = None
-    memory_share: float | None = None
-    kv_usage: float | None = None
+    # fmt: off
+    expert_bytes: Annotated[int | None, Option(
+        "weights of one expert in one layer, such as 24MiB", MODEL,
+        kind=BYTES, default="unknown")] = None
+    hidden: Annotated[int | None, Option(
+        "width of the model; with --intermediate it says what an expert weighs", MODEL,
+        least=1, most=MAX_WIDTH, default="unknown")] = None
+    intermediate: Annotated[int | None, Option(
+        "width within an expert, which is three matrices of both widths", MODEL,
+        least=1, most=MAX_WIDTH, default="unknown")] = None
+    precision: Annotated[Literal["bf16", "fp8", "fp4"] | None, Option(
+        "of the weights, and of the products", MODEL, default=DEFAULT_PRECISION)] = None
+    hardware: Annotated[str | None, Option(
+        "what a rank is: a name of the table that ships, or YAML or JSON with the same keys; "
+        "needs what an expert weighs", MACHINE, metavar="NAME|FILE", default="unknown")] = None
+    link: Annotated[Literal["node", "network", "host"] | None, Option(
+        "what weights come over: within a node, between nodes, or from the host's memory",
+        MACHINE, needs=("hardware", "without it nothing is known of links"), default=DEFAULT_LINK,
+    )] = None
+    itl: Annotated[float | None, Option(
+        "a step without a balancer, in ms, as measured", MACHINE,
+        least=0, above=True, most=MAX_STEP, metavar="MS", default="unknown")] = None
+    dead_zone: Annotated[tuple[tuple[float, float], ...] | None, Option(
+        "step times measured at three or more max/mean of the ranks: up to which imbalance they "
+        "stay the same is found from them", MACHINE, kind=kinds.POINTS,
+        default="published measurements", rare=True)] = None
+    kv_bytes_per_token: Annotated[int | None, Option(
+        "KV cache of a token on one rank, all layers; needs what an expert weighs", MEMORY,
+        kind=BYTES, default="unknown")] = None
+    memory: Annotated[int | None, Option(
+        "of a rank, for KV cache and expert weights together: the KV cache memory that the engine "
+        "prints at its start, and the expert weights that a rank holds then", MEMORY,
+        kind=BYTES, needs=("kv_bytes_per_token", "it is for KV cache and weights together"),
+        default="--memory-share of the hardware's")] = None
+    memory_share: Annotated[float | None, Option(
+        "part of a device's memory that experts, and KV cache where it is known, may take", MEMORY,
+        needs=("hardware", "without it nothing is known of memory"),
+        least=0, above=True, most=1, default=f"{DEFAULT_MEMORY_SHARE}")] = None
+    kv_usage: Annotated[float | None, Option(
+        "part of the KV cache in use at most, as the engine's metrics say; 1: requests wait for "
+        "it", MEMORY, needs=("kv_bytes_per_token", "it is a part of the KV cache"),
+        least=0, above=True, most=1, default="1.0")] = None
+    # fmt: on
 
 
 def check_hardware(request: HardwareRequest) -> None:
-    """Raises UsageError for values out of range, and options that say nothing without another."""
-    for flag, width in (("--hidden", request.hidden), ("--intermediate", request.intermediate)):
-        if width is not None:
-            check_count(flag, width, MAX_WIDTH)
-    for flag, part in (
-        ("--memory-share", request.memory_share),
-        ("--kv-usage", request.kv_usage),
-    ):
-        check_part(flag, part)
-    if request.itl is not None and not 0 < request.itl <= MAX_STEP:
-        raise UsageError(f"--itl must be above 0 and at most {MAX_STEP:g}, got {request.itl:g}")
+    """Raises UsageError for options that say nothing without another."""
     _check_expert(request)
-    if request.link is not None and request.hardware is None:
-        raise UsageError("--link needs --hardware: without it nothing is known of links")
-    if request.memory_share is not None and request.hardware is None:
-        raise UsageError("--memory-share needs --hardware: without it nothing is known of memory")
     _check_kv_cache(request)
-
-
-def check_part(flag: str, value: float | None) -> None:
-    """Raises UsageError unless it is a part of something."""
-    if value is not None and not 0 < value <= 1:
-        raise UsageError(f"{flag} must be above 0 and at most 1, got {value:g}")
 
 
 def _check_expert(request: HardwareRequest) -> None:
@@ -117,9 +92,6 @@ def _check_expert(request: HardwareRequest) -> None:
 
 def _check_kv_cache(request: HardwareRequest) -> None:
     if request.kv_bytes_per_token is None:
-        for flag, value in (("--memory", request.memory), ("--kv-usage", request.kv_usage)):
-            if value is not None:
-                raise UsageError(f"{flag} needs --kv-bytes-per-token")
         return
     if request.hidden is None and request.expert_bytes is None:
         raise UsageError(

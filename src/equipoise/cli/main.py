@@ -2,25 +2,10 @@
 
 import shlex
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
-from importlib import import_module
 
 from equipoise.cli.exit_code import run_to_exit_code
-from equipoise.cli.parser import build_parser
-
-COMMANDS_WITH_ARGV = (
-    "plan",
-    "report",
-    "advise",
-    "replay",
-    "convert",
-    "bench",
-    "simulate",
-    "route-report",
-)
-"""Commands that write their own command line into their outputs; each is a function in a module of
-its name, with an underscore for a hyphen."""
+from equipoise.cli.parser import build_parser, read_request
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,47 +18,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    parser = build_parser()
     try:
-        options = parser.parse_args(arguments)
-        if options.command is None:
-            parser.print_help()
+        command, request = read_request(arguments)
+        if command is not None:
+            return command.run(request, shlex.join(["equipoise", *arguments]))
+        if request is None:
+            build_parser(()).print_help()
             return 0
-        return _dispatch(options, shlex.join(["equipoise", *arguments]))
+        # Imported here: only this option needs it, and every command.
+        from equipoise.cli.completion import render_completion
+
+        print(render_completion(request))
+        return 0
     finally:
         # Also after `--help`, which leaves by SystemExit: an output that is full is noticed here.
         sys.stdout.flush()
-
-
-def _dispatch(arguments: Namespace, command: str) -> int:
-    # Imported here: torch and numpy take a second that `--help` need not wait for.
-    if arguments.command == "doctor":
-        from equipoise.cli.doctor import doctor
-
-        return doctor(arguments)
-    if arguments.command == "conformance":
-        from equipoise.cli.conformance import conformance
-
-        return conformance(arguments, command)
-    if arguments.command in COMMANDS_WITH_ARGV:
-        name = arguments.command.replace("-", "_")
-        return int(getattr(import_module(f"equipoise.cli.{name}"), name)(arguments, command))
-    if arguments.command == "record":
-        from equipoise.cli.record import record
-
-        return record(arguments)
-    if arguments.command == "route":
-        from equipoise.cli.route import route
-
-        return route(arguments)
-    if arguments.command == "picker":
-        from equipoise.cli.picker import picker
-
-        return picker(arguments)
-    if arguments.command == "policy-server":
-        from equipoise.cli.policy_server import policy_server
-
-        return policy_server(arguments)
-    from equipoise.cli.run import run
-
-    return run(arguments, command)

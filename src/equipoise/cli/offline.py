@@ -1,15 +1,15 @@
 """What commands share that only read and write files: reading, range checks, messages."""
 
+import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from equipoise.cli.config import read_config
-from equipoise.cli.option import Option
-from equipoise.cli.option_checks import check_count, check_file
+from equipoise.cli.files import write_file
+from equipoise.cli.option_checks import check_file
 from equipoise.cli.process import print_stderr
 from equipoise.hal.errors import (
     FileWriteFailed,
@@ -18,21 +18,14 @@ from equipoise.hal.errors import (
     RankCountMissing,
     UsageError,
 )
+from equipoise.option import Argument
 
 if TYPE_CHECKING:
     from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics, IterationRange
 
 MAX_RANKS = 4096
 MAX_SLOTS = 65_536
-
-
-def request_values(arguments: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
-    """Command line over configuration file, as the fields of a request."""
-    file = read_config(arguments["config"], known) if "config" in arguments else {}
-    options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
-    values = file | options
-    values["progress"] = "hidden" if values.pop("quiet", False) else "shown"
-    return values
+STATISTICS = Argument("STATS", "recorded statistics: a file or a folder")
 
 
 @contextmanager
@@ -88,12 +81,6 @@ def load_placement(flag: str, path: Path, ranks: int | None) -> "ExpertPlacement
         return read_placement(path, ranks=ranks)
 
 
-def check_ranks(ranks: int | None) -> None:
-    """Raises UsageError where there are ranks, and too few or too many."""
-    if ranks is not None:
-        check_count("--ranks", ranks, MAX_RANKS)
-
-
 def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path | None]) -> None:
     """Raises UsageError unless each output can be a file, and none is an input or another one."""
     uses = {os.path.realpath(path): f"{name} is read from" for name, path in inputs.items()}
@@ -104,6 +91,34 @@ def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path | None]
         use = uses.setdefault(os.path.realpath(path), f"{flag} is written to")
         if not use.startswith(f"{flag} "):
             raise UsageError(f"{flag}: {path} is the file that {use}")
+
+
+def write_figures(
+    path: Path | None,
+    figures: Mapping[str, object],
+    out: Path | None = None,
+    indent: int | None = 2,
+) -> list[str]:
+    """Writes them as JSON. Returns the line that names the file; none where there is no path."""
+    if path is None:
+        return []
+    text = json.dumps(figures, indent=indent, allow_nan=False)
+    return ["figures: " + write_file(path, f"{text}\n", out)]
+
+
+def write_page(
+    path: Path | None, render: Callable[[], str], name: str = "page", out: Path | None = None
+) -> list[str]:
+    """The same of a page with pictures; where they cannot be drawn, a warning says so."""
+    if path is None:
+        return []
+    from equipoise.report.svg import PlotsMissing
+
+    try:
+        return [f"{name}: {write_file(path, render(), out)}"]
+    except PlotsMissing as missing:
+        warn(f"no {name}: {missing}")
+        return []
 
 
 def warn(what: str) -> None:

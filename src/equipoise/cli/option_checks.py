@@ -8,14 +8,13 @@ from pathlib import Path
 from equipoise.hal.errors import BackendUnavailable, UsageError
 
 MAX_RANKS = 64
+MAX_PORT = 65_535
 
 
 def check_count(flag: str, value: int, most: int) -> None:
     """Raises UsageError unless `value` is in [1, `most`]."""
-    if value < 1:
-        raise UsageError(f"{flag} must be at least 1, got {value}")
-    if value > most:
-        raise UsageError(f"{flag} must be at most {most}, got {value}")
+    if not 1 <= value <= most:
+        raise UsageError(f"{flag} must be 1 to {most}, got {value}")
 
 
 def check_devices(backend: str, communicator: str | None, ranks: int) -> None:

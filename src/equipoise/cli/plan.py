@@ -1,133 +1,129 @@
 """`equipoise plan`: its options, its checks, and the run from statistics to a placement file."""
 
-import json
 import time
-from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from equipoise.balancer.experts.config import DEFAULT_SIGMA, MIN_SIGMA_WINDOWS, default_sigma
+from equipoise.balancer.experts.config import (
+    DEFAULT_SIGMA,
+    MIN_SIGMA_WINDOWS,
+    PLANNER_LIMITS,
+    default_sigma,
+)
 from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES
+from equipoise.byte_sizes import BYTES
 from equipoise.cli import kinds
-from equipoise.cli.files import describe_path, ensure_folder, write_file
+from equipoise.cli.command import Command, Settings
+from equipoise.cli.files import describe_path, ensure_folder
 from equipoise.cli.kinds import resolve_numbers
 from equipoise.cli.offline import (
+    MAX_RANKS,
     MAX_SLOTS,
+    STATISTICS,
     check_outputs,
-    check_ranks,
     load_placement,
     load_statistics,
     print_written,
-    request_values,
     usage_errors,
     warn,
     warn_of_dropped_layers,
+    write_figures,
 )
-from equipoise.cli.option import REQUIRED, Option
-from equipoise.cli.option_checks import check_count
 from equipoise.hal.errors import PlacementError, UsageError
+from equipoise.option import OUTPUT, Option
 
-SHAPE, AIM, SPARING, OUTPUT = "shape", "what to plan for", "what may move", "output"
+SHAPE, AIM, SPARING = "shape", "what to plan for", "what may move"
+PLAN = """\
+Read how many rows every expert took, place the experts so that no rank has more
+to do than others, and write the placement. STATS is a file or a folder, in any
+format of the page Formats."""
+EXAMPLES = """\
+examples:
+  equipoise plan recorded/ --ranks 32 --slots 288 -o placement.json
+  equipoise plan counts.npz --installed placement.json -o next.json
+  equipoise plan counts.csv --ranks 8 --slots 64 --split even -o plan.yaml
 
-OPTIONS = (
-    Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N",
-           shown_default="those of --installed", help="ranks that serve"),
-    Option(key="slots", kind=kinds.WHOLE, group=SHAPE, metavar="N",
-           shown_default="those of --installed",
-           help="slots per layer over all ranks, a multiple of them"),
-    Option(key="nodes", kind=kinds.WHOLE, group=SHAPE, metavar="N", shown_default="1",
-           help="machines, of as many ranks each"),
-    Option(key="policy", kind=kinds.POLICY, group=AIM, metavar="|".join(kinds.POLICIES),
-           shown_default="incremental",
-           help="greedy: the public rule; connected: so that shares can level any batch; "
-           "incremental: from what is installed, moving as little as can be"),
-    Option(key="objective", kind=kinds.OBJECTIVE, group=AIM, metavar="|".join(kinds.OBJECTIVES),
-           shown_default="tokens",
-           help="what is to be equal on all ranks: rows, or experts that have any in a batch, as "
-           "decoding waits for where memory bounds it; windows of the statistics are batches then"),
-    Option(key="capacities", kind=kinds.NUMBERS, group=AIM, metavar="X,X,...|FILE",
-           shown_default="equal ones",
-           help="how much each rank can take, in any unit, one number for each; greedy places as "
-           "if they were equal"),
-    Option(key="split", kind=kinds.SPLIT, group=AIM, metavar="|".join(kinds.SPLITS),
-           shown_default="shares",
-           help="how an expert's rows are divided among its replicas: by shares that level the "
-           "ranks, or even for engines that know no shares"),
-    Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
-           help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node"),
-    Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z",
-           shown_default=f"{DEFAULT_SIGMA:g} for tokens where STATS have {MIN_SIGMA_WINDOWS} or "
-           "more windows, else 0",
-           help="a rank counts with its mean load and so many standard deviations of it over the "
-           "windows, so that experts that are busy together are kept apart; 0: with the sum alone, "
-           "as greedy always does"),
-    Option(key="threads", kind=kinds.WHOLE, group=AIM, metavar="N", shown_default="1",
-           help="over layers; the plan is the same with any number"),
-    Option(key="installed", kind=kinds.PATH, group=SPARING, metavar="FILE", shown_default="none",
-           help="placement that runs now, in any format"),
-    Option(key="target", kind=kinds.REAL, group=SPARING, metavar="X", shown_default="0.02",
-           help="imbalance, max/mean - 1 of the ranks, that incremental is content with"),
-    Option(key="slack", kind=kinds.REAL, group=SPARING, metavar="X", shown_default="0.1",
-           help="room that incremental keeps on each rank for shares, as part of the mean"),
-    Option(key="headroom", kind=kinds.WHOLE, group=SPARING, metavar="N", shown_default="0",
-           help="swaps of two experts in each layer that incremental changes, so that shares have "
-           "room to level single batches: 0 to 1000; equipoise run and the engines use 8"),
-    Option(key="max_copies", kind=kinds.WHOLE, group=SPARING, metavar="N", shown_default="no limit",
-           help="copies that may move, over all layers; needs --installed"),
-    Option(key="byte_budget", kind=kinds.BYTES, group=SPARING, metavar="SIZE",
-           shown_default="no limit",
-           help="weights that may move, over all layers and ranks, such as 1.5GiB; needs "
-           "--installed and --expert-bytes"),
-    Option(key="expert_bytes", kind=kinds.BYTES, group=SPARING, metavar="SIZE",
-           shown_default="unknown", help="weights of one expert in one layer, such as 44M"),
-    Option(key="node_cost", kind=kinds.REAL, group=SPARING, metavar="X", shown_default="1",
-           help="what a copy from another node costs incremental, in copies within one"),
-    Option(key="out", short="-o", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
-           shown_default=REQUIRED, help="write the placement there"),
-    Option(key="format", kind=kinds.NAME, group=OUTPUT, metavar="NAME",
-           shown_default="as the suffix says, .json is equipoise",
-           help=f"format of the placement: {', '.join(PLACEMENT_FORMAT_NAMES)}"),
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write the figures there"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
-           help="no names of written files, only the table"),
-)  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+exit code: 0 written, 2 bad input, nothing was written, 3 it could not be written"""
+MAX_THREADS = 256
+SURVIVE_NODE, LEAST_NODES = 2, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """What one `equipoise plan` was asked for; `progress` is `shown` or `hidden`.
+class PlanRequest(Settings):
+    """What one `equipoise plan` was asked for.
 
     `sigma` is None where it was not set: see `sigma_for`.
     """
 
-    statistics: Path
-    ranks: int | None = None
-    slots: int | None = None
-    nodes: int = 1
-    policy: str = "incremental"
-    objective: str = "tokens"
-    capacities: tuple[float, ...] | Path | None = None
-    split: str = "shares"
-    survive: int = 0
-    sigma: float | None = None
-    installed: Path | None = None
-    target: float = 0.02
-    slack: float = 0.1
-    headroom: int = 0
-    max_copies: int | None = None
-    byte_budget: int | None = None
-    expert_bytes: int | None = None
-    node_cost: float = 1.0
-    threads: int = 1
-    out: Path | None = None
-    format: str | None = None
-    json: Path | None = None
-    progress: str = "shown"
+    # fmt: off
+    statistics: Annotated[Path, STATISTICS]
+    ranks: Annotated[int | None, Option(
+        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, default="those of --installed")] = None
+    slots: Annotated[int | None, Option(
+        "slots per layer over all ranks, a multiple of them", SHAPE,
+        least=1, most=MAX_SLOTS, default="those of --installed")] = None
+    nodes: Annotated[int, Option(
+        "machines, of as many ranks each", SHAPE, least=1, most=MAX_RANKS)] = 1
+    policy: Annotated[Literal["greedy", "connected", "incremental"], Option(
+        "greedy: the public rule; connected: so that shares can level any batch; "
+        "incremental: from what is installed, moving as little as can be", AIM)] = "incremental"
+    objective: Annotated[Literal["tokens", "active_experts"], Option(
+        "what is to be equal on all ranks: rows, or experts that have any in a batch, as "
+        "decoding waits for where memory bounds it; windows of the statistics are batches then",
+        AIM)] = "tokens"
+    capacities: Annotated[tuple[float, ...] | Path | None, Option(
+        "how much each rank can take, in any unit, one number for each; greedy places as if they "
+        "were equal", AIM, kind=kinds.NUMBERS, default="equal ones")] = None
+    split: Annotated[Literal["shares", "even"], Option(
+        "how an expert's rows are divided among its replicas: by shares that level the ranks, or "
+        "even for engines that know no shares", AIM)] = "shares"
+    survive: Annotated[int, Option(
+        "what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node", AIM,
+        least=0, most=2, metavar="0|1|2")] = 0
+    sigma: Annotated[float | None, Option(
+        "a rank counts with its mean load and so many standard deviations of it over the windows, "
+        "so that experts that are busy together are kept apart; 0: with the sum alone, as greedy "
+        "always does", AIM, least=0, most=PLANNER_LIMITS["sigma"], metavar="Z",
+        default=f"{DEFAULT_SIGMA:g} for tokens where STATS have {MIN_SIGMA_WINDOWS} or more "
+        "windows, else 0")] = None
+    threads: Annotated[int, Option(
+        "over layers; the plan is the same with any number", AIM,
+        least=1, most=MAX_THREADS, rare=True)] = 1
+    installed: Annotated[Path | None, Option(
+        "placement that runs now, in any format", SPARING)] = None
+    max_copies: Annotated[int | None, Option(
+        "copies that may move, over all layers", SPARING,
+        needs=("installed", "without it every copy is new"), least=0, default="no limit")] = None
+    byte_budget: Annotated[int | None, Option(
+        "weights that may move, over all layers and ranks, such as 1.5GiB; needs --installed too",
+        SPARING, kind=BYTES, needs=("expert_bytes", "how many copies it pays for"),
+        default="no limit")] = None
+    expert_bytes: Annotated[int | None, Option(
+        "weights of one expert in one layer, such as 44M", SPARING,
+        kind=BYTES, default="unknown")] = None
+    target: Annotated[float, Option(
+        "imbalance, max/mean - 1 of the ranks, that incremental is content with", SPARING,
+        least=0, most=PLANNER_LIMITS["target"], rare=True)] = 0.02
+    slack: Annotated[float, Option(
+        "room that incremental keeps on each rank for shares, as part of the mean", SPARING,
+        least=0, most=PLANNER_LIMITS["slack"], rare=True)] = 0.1
+    headroom: Annotated[int, Option(
+        "swaps of two experts in each layer that incremental changes, so that shares have room to "
+        "level single batches; equipoise run and the engines use 8", SPARING,
+        least=0, most=PLANNER_LIMITS["headroom"], rare=True)] = 0
+    node_cost: Annotated[float, Option(
+        "what a copy from another node costs incremental, in copies within one", SPARING,
+        least=1, most=1000, rare=True)] = 1.0
+    out: Annotated[Path, Option(
+        "write the placement there", OUTPUT, short="-o", required="where to write the placement")]
+    format: Annotated[str | None, Option(
+        f"format of the placement: {', '.join(PLACEMENT_FORMAT_NAMES)}", OUTPUT,
+        default="as the suffix says, .json is equipoise")] = None
+    json: Annotated[Path | None, Option("write the figures there", OUTPUT)] = None
+    # fmt: on
 
     def sigma_for(self, windows: int) -> float:
         """What was asked for, or what suits so many windows of statistics."""
@@ -141,11 +137,8 @@ if TYPE_CHECKING:
     from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
     from equipoise.report.placement.forecast import Forecast
 
-MAX_THREADS = 256
-SURVIVE_NODE, LEAST_NODES = 2, 2
 
-
-def plan(arguments: Namespace, command: str) -> int:
+def plan(request: PlanRequest, command: str) -> int:
     """Read statistics, plan, write the placement, print what it brings; returns 0.
 
     Raises UsageError before anything is written.
@@ -153,7 +146,6 @@ def plan(arguments: Namespace, command: str) -> int:
     from equipoise.report.placement.forecast import render
     from equipoise.report.terminal import stdout_colour_mode
 
-    request = request_of(vars(arguments))
     validate(request)
     all_statistics = load_statistics(request.statistics)
     statistics = all_statistics.without_empty_layers()
@@ -172,30 +164,17 @@ def plan(arguments: Namespace, command: str) -> int:
     return 0
 
 
-def request_of(arguments: Mapping[str, Any]) -> PlanRequest:
-    """What the command line asks for, its configuration file included."""
-    return PlanRequest(**request_values(arguments, BY_KEY))
-
-
 def validate(request: PlanRequest) -> None:
     """Raises UsageError for everything that can be refused without reading a file."""
-    check_ranks(request.ranks)
-    if request.slots is not None:
-        check_count("--slots", request.slots, MAX_SLOTS)
-    check_count("--threads", request.threads, MAX_THREADS)
     if request.survive == SURVIVE_NODE and request.nodes < LEAST_NODES:
         raise UsageError(
             f"--survive 2 needs --nodes {LEAST_NODES} or more, got {request.nodes}: "
             "on one node all copies are lost with it"
         )
-    if request.byte_budget is not None and request.expert_bytes is None:
-        raise UsageError("--byte-budget needs --expert-bytes: how many copies it pays for")
     if request.installed is None:
         for flag in ("ranks", "slots"):
             if getattr(request, flag) is None:
                 raise UsageError(f"--{flag} is needed: there is no --installed to read it from")
-        if request.max_copies is not None:
-            raise UsageError("--max-copies needs --installed: without it every copy is new")
         if request.byte_budget is not None:
             raise UsageError("--byte-budget needs --installed: without it every copy is new")
     _check_files(request)
@@ -204,8 +183,6 @@ def validate(request: PlanRequest) -> None:
 def _check_files(request: PlanRequest) -> None:
     from equipoise.balancer.formats import placement_format
 
-    if request.out is None:
-        raise UsageError("-o is needed: where to write the placement")
     # The installed placement may be overwritten: it has been read by then.
     check_outputs({"STATS": request.statistics}, {"-o": request.out, "--json": request.json})
     with usage_errors("-o"):
@@ -214,7 +191,7 @@ def _check_files(request: PlanRequest) -> None:
 
 def _unused_options(request: PlanRequest, windows: int) -> dict[str, str]:
     """Options that were given and that this plan does not look at, with the reason."""
-    defaults, unused = PlanRequest(statistics=request.statistics), {}
+    defaults, unused = PlanRequest(statistics=request.statistics, out=request.out), {}
     if request.policy != "incremental" or request.installed is None:
         for name in ("target", "slack", "headroom", "node_cost"):
             if getattr(request, name) != getattr(defaults, name):
@@ -342,25 +319,24 @@ def _by_option() -> Iterator[None]:
     except PlacementError as error:
         name, _, rest = str(error).partition(" ")
         key, equals, value = name.partition("=")
-        if key not in BY_KEY:
+        if key not in COMMAND.options:
             raise
-        flag = f"{BY_KEY[key].name} {value}" if equals else BY_KEY[key].name
+        flag = COMMAND.options[key].name + (f" {value}" if equals else "")
         raise PlacementError(f"{flag} {rest}") from error
 
 
 def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:
     from equipoise.balancer.formats import write_placement
 
-    assert request.out is not None
     lines = [f"placement: {describe_path(request.out)}"]
     ensure_folder(request.out.parent)
     loss = write_placement(request.out, forecast.layout, request.format)
     if loss:
         hint = "; --split even plans for engines without them" if "shares" in loss else ""
         warn(f"{request.out}: {loss}{hint}")
-    if request.json is not None:
-        about = {"command": command, "statistics": str(request.statistics), "lost": loss}
-        text = json.dumps(about | forecast.to_json(), indent=2, allow_nan=False)
-        place = write_file(request.json, text + "\n")
-        lines.append(f"figures: {place}")
+    about = {"command": command, "statistics": str(request.statistics), "lost": loss}
+    lines += write_figures(request.json, about | forecast.to_json())
     print_written(request.progress, lines)
+
+
+COMMAND = Command(PlanRequest, plan, description=PLAN, examples=EXAMPLES)

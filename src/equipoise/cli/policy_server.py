@@ -1,45 +1,48 @@
 """`equipoise policy-server`: its options, and the settings that it runs with."""
 
-from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from equipoise.balancer.requests.policy_settings import POLICIES
-from equipoise.cli import kinds, route
-from equipoise.cli.config import read_config
+from equipoise.cli.command import Command
 from equipoise.cli.offline import warn
-from equipoise.cli.option import Option
+from equipoise.cli.option_checks import MAX_PORT
 from equipoise.cli.process import print_stderr
-from equipoise.cli.route import WHERE, check_given_once, check_port
+from equipoise.cli.route import WHERE, PolicyRequest, check_given_once
 from equipoise.hal.errors import UsageError
+from equipoise.option import Option
 
-DEFAULT_PORT, DEFAULT_METRICS_PORT = 9004, 9005
-OPTIONS = (
-    route.BY_KEY["policy"],
-    replace(route.BY_KEY["policy_options"],
-            help="how the policy is set, such as lockstep=false; a mapping in a file"),
-    route.BY_KEY["host"],
-    Option(key="port", kind=kinds.WHOLE, group=WHERE, metavar="PORT",
-           shown_default=str(DEFAULT_PORT), help="port for front ends; 0 picks a free one"),
-    Option(key="metrics_port", kind=kinds.WHOLE, group=WHERE, metavar="PORT",
-           shown_default=str(DEFAULT_METRICS_PORT),
-           help="port for /metrics, /ready, /health and /workers"),
-)  # fmt: skip
+POLICY_SERVER = """\
+Decides for several proxies or pickers in front of the same workers, as one would: start
+each of them with --policy-server. While it is away they decide by their own
+policies. Needs the extra `serve`: pip install '.[serve]' in a clone."""
+EXAMPLES = """\
+examples:
+  equipoise policy-server
+  equipoise route --workers http://10.0.0.1:8000 http://10.0.0.2:8000 --policy-server 127.0.0.1:9004
+  equipoise policy-server --host 0.0.0.0 --policy-options lockstep=false
+
+exit code: 0 ended by a signal, 2 bad input, 3 the policy failed"""
 RESERVED_OPTIONS = ("front_ends", "front_end")
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 
 
-def policy_server(arguments: Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class PolicyServerRequest(PolicyRequest):
+    """What one `equipoise policy-server` was asked for."""
+
+    # fmt: off
+    port: Annotated[int, Option(
+        "port for front ends; 0 picks a free one", WHERE, least=0, most=MAX_PORT, metavar="PORT"
+    )] = 9004
+    metrics_port: Annotated[int, Option(
+        "port for /metrics, /ready, /health and /workers", WHERE,
+        least=0, most=MAX_PORT, metavar="PORT")] = 9005
+    # fmt: on
+
+
+def policy_server(request: PolicyServerRequest, command: str) -> int:
     """Serve until a signal ends it; returns 0. Raises UsageError before anything listens."""
-    given = vars(arguments)
-    file = read_config(given["config"], BY_KEY) if "config" in given else {}
-    values: dict[str, Any] = file | {key: value for key, value in given.items() if key in BY_KEY}
-    check_given_once(values)
-    ports = {"port": DEFAULT_PORT, "metrics_port": DEFAULT_METRICS_PORT}
-    for key in ports:
-        ports[key] = values.get(key, ports[key])
-        check_port(BY_KEY[key], ports[key])
+    check_given_once(request)
     # Here, not above: what it imports is optional.
     from equipoise.serve.dependencies import require
 
@@ -47,12 +50,17 @@ def policy_server(arguments: Namespace) -> int:
     from equipoise.balancer.requests.policy_factory import routing_policy_factory
     from equipoise.serve.policy_process import PolicyServerSettings, serve_policy
 
-    name, options = values.get("policy", "fit"), dict(values.get("policy_options", ()))
+    name, options = request.policy, dict(request.policy_options)
     for option in RESERVED_OPTIONS:
         if option in options:
             raise UsageError(f"--policy-options: {option} has no effect here: all front ends share")
     factory = routing_policy_factory(name, options)
     if name in POLICIES and POLICIES[name].report_interval:
         warn(f"--policy {name} decides by reports of workers: each front end needs --metrics")
-    settings = PolicyServerSettings(host=values.get("host", "127.0.0.1"), **ports)
+    settings = PolicyServerSettings(
+        host=request.host, port=request.port, metrics_port=request.metrics_port
+    )
     return serve_policy(settings, factory, print_stderr)
+
+
+COMMAND = Command(PolicyServerRequest, policy_server, description=POLICY_SERVER, examples=EXAMPLES)

@@ -1,11 +1,10 @@
 """`equipoise record`: its options, its checks, and the recording of expert loads on all ranks."""
 
 import os
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from equipoise.balancer.formats.format_names import (
     FOLDER_FORMAT_NAME,
@@ -16,7 +15,7 @@ from equipoise.balancer.formats.format_names import (
 )
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
-from equipoise.cli.config import read_config
+from equipoise.cli.command import Command, Settings
 from equipoise.cli.files import (
     LAUNCHER_VARIABLE,
     describe_path,
@@ -25,61 +24,75 @@ from equipoise.cli.files import (
     probe_folder,
 )
 from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
-from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.option_checks import check_folder
 from equipoise.cli.progress import run_progress_for
-from equipoise.cli.run_options import BY_KEY as RUN
-from equipoise.cli.run_options import RECORD_FILE, merge_sources, run_settings
+from equipoise.cli.run_options import (
+    RECORD_FILE,
+    REDUNDANT_EXPERTS,
+    merge_sources,
+    run_settings,
+)
 from equipoise.cli.validation import check_unbalanced_options, validate_settings
 from equipoise.demo.settings import Balance, RunSettings
 from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.hal.errors import UsageError
+from equipoise.option import OUTPUT, Option, options_of
 
-SUBJECT, OUTPUT = "what is recorded", "output"
-RECORD_KEYS = "range", "run", "out", "format", "quiet"
-"""Keys that are not of serving."""
+SUBJECT = "what is recorded"
+RECORD = """\
+Serve real text as `run` does, once, and write how many rows every expert of every
+layer took at every step, in a folder with a file for each rank (page Formats). Or
+take what a finished run has counted, by --run."""
+EXAMPLES = """\
+examples:
+  equipoise record -o recorded/                      # 120 steps on four ranks
+  equipoise record --range 40-80 -o recorded/        # of these, steps 40 to 79
+  equipoise record --balance on -o recorded/         # while experts move
+  equipoise record --run equipoise-run -o counts.npz   # what a run has counted
 
-OPTIONS = (
-    Option(key="range", kind=kinds.RANGE, group=SUBJECT, metavar="START-STOP",
-           shown_default="every step",
-           help="only these steps; STOP itself is not one of them"),
-    Option(key="run", kind=kinds.PATH, group=SUBJECT, metavar="DIR", shown_default="none",
-           help="what `equipoise run` has left there (its --out), instead of serving: the sum of "
-           "all ranks"),
-    *(RUN[key] for key in ("ranks", "backend", "communicator", "deadline")),
-    *(RUN[key] for key in ("steps", "text", "seed")),
-    Option(key="balance", kind=kinds.BALANCE, group=RUN["shares"].group, metavar="on|off",
-           shown_default="off",
-           help="whether experts move meanwhile; the counts are the same: they are of experts, "
-           "not of slots"),
-    *(RUN[key] for key in ("slots", "num_redundant_experts", "shares")),
-    *(RUN[key] for key in ("window_size", "step_interval")),
-    Option(key="out", short="-o", kind=kinds.PATH, group=OUTPUT, metavar="DIR|FILE",
-           shown_default=REQUIRED,
-           help="write the recording there: a new or empty folder, or a file"),
-    Option(key="format", kind=kinds.NAME, group=OUTPUT, metavar="NAME",
-           shown_default=f"as the suffix says, a folder is {FOLDER_FORMAT_NAME}",
-           help=f"format of the statistics: {', '.join(STATISTICS_FORMAT_NAMES)}; or the experts "
-           f"of every token, by request: {', '.join(ROUTED_FORMAT_NAMES)}"),
-    replace(RUN["quiet"], help="no progress, only the closing line", shown_default="off"),
-)  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+exit code: 0 recorded, 2 bad input, nothing was started or written, 3 it failed or
+could not be written"""
+RUN_KEYS = (
+    *("ranks", "backend", "communicator", "deadline", "steps", "text", "seed"),
+    *("balance", "slots", "shares", "window_size", "step_interval"),
+)
+"""Options of serving that a recording has too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordRequest:
-    """What one `equipoise record` was asked for; `progress` is `shown` or `hidden`.
+class RecordRequest(Settings):
+    """What one `equipoise record` was asked for, besides the settings of serving.
 
     `explicit_options` are the keys that got a value on the command line or in a file.
     """
 
     settings: RunSettings
-    range: IterationRange | None = None
-    run: Path | None = None
-    out: Path | None = None
-    format: str | None = None
-    progress: str = "shown"
+    # fmt: off
+    range: Annotated[IterationRange | None, Option(
+        "only these steps; STOP itself is not one of them", SUBJECT, kind=kinds.RANGE,
+        default="every step")] = None
+    run: Annotated[Path | None, Option(
+        "what `equipoise run` has left there (its --out), instead of serving: the sum of all ranks",
+        SUBJECT, metavar="DIR")] = None
+    out: Annotated[Path, Option(
+        "write the recording there: a new or empty folder, or a file", OUTPUT,
+        short="-o", metavar="DIR|FILE", required="where to write the statistics")]
+    format: Annotated[str | None, Option(
+        f"format of the statistics: {', '.join(STATISTICS_FORMAT_NAMES)}; or the experts of every "
+        f"token, by request: {', '.join(ROUTED_FORMAT_NAMES)}", OUTPUT,
+        default=f"as the suffix says, a folder is {FOLDER_FORMAT_NAME}")] = None
+    # fmt: on
     explicit_options: frozenset[str] = frozenset()
+
+
+OWN: Mapping[str, Option] = options_of(RecordRequest)
+SERVING = options_of(RunSettings, RUN_KEYS)
+BY_KEY: Mapping[str, Option] = {
+    **OWN,
+    **SERVING,
+    "balance": replace(SERVING["balance"], value=Balance.OFF),
+    REDUNDANT_EXPERTS.key: REDUNDANT_EXPERTS,
+}
 
 
 def resolve_record_request(
@@ -87,11 +100,10 @@ def resolve_record_request(
 ) -> RecordRequest:
     """Command line over configuration file over default. Raises UsageError."""
     values = merge_sources(command_line, file)
-    own = {key: values[key] for key in RECORD_KEYS if key in values and key != "quiet"}
-    run_values = {key: value for key, value in values.items() if key not in RECORD_KEYS}
+    own = {key: value for key, value in values.items() if key in OWN}
+    run_values = {key: value for key, value in values.items() if key not in OWN}
     return RecordRequest(
         settings=run_settings({"balance": Balance.OFF} | run_values),
-        progress="hidden" if values.get("quiet") else "shown",
         explicit_options=frozenset(values),
         **own,
     )
@@ -101,12 +113,11 @@ if TYPE_CHECKING:
     from equipoise.balancer.formats import ExpertStatistics
 
 
-def record(arguments: Namespace) -> int:
+def record(request: RecordRequest, command: str) -> int:
     """Serve and count, or take what was counted; write it and say what it is; returns 0.
 
     Raises UsageError before anything starts, EquipoiseError where serving or writing fails.
     """
-    request = request_of(vars(arguments))
     validate(request)
     if request.run is not None:
         _take_from_record(request)
@@ -115,16 +126,6 @@ def record(arguments: Namespace) -> int:
     else:
         _serve(request)
     return 0
-
-
-def request_of(arguments: Mapping[str, Any]) -> RecordRequest:
-    """What the command line asks for, its configuration file included."""
-    options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
-    if "text" in options:
-        options["text"] = tuple(options["text"])
-    return resolve_record_request(
-        options, read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
-    )
 
 
 def validate(request: RecordRequest) -> None:
@@ -145,8 +146,6 @@ def validate(request: RecordRequest) -> None:
 def _check_out(request: RecordRequest) -> None:
     from equipoise.balancer.formats import statistics_format
 
-    if request.out is None:
-        raise UsageError("-o is needed: where to write the statistics")
     if _routed_format(request) is not None:
         _check_routed_out(request)
         return
@@ -168,14 +167,13 @@ def _check_out(request: RecordRequest) -> None:
 
 def _routed_format(request: RecordRequest) -> str | None:
     """The format where the experts of every token are asked for; None where counts are."""
-    if request.format is None and request.out is not None:
+    if request.format is None:
         return SGLANG_ROUTED if request.out.suffix.lower() == ".jsonl" else None
     return request.format if request.format in ROUTED_FORMAT_NAMES else None
 
 
 def _check_routed_out(request: RecordRequest) -> None:
     form = _routed_format(request)
-    assert request.out is not None
     if request.run is not None:
         raise UsageError(f"--run has counts, and {form} the experts of every token: serve instead")
     if LAUNCHER_VARIABLE in os.environ:
@@ -197,7 +195,7 @@ def _check_new(folder: Path) -> None:
 
 
 def _check_needless(request: RecordRequest) -> None:
-    for key in sorted(request.explicit_options.difference(RECORD_KEYS)):
+    for key in sorted(request.explicit_options.difference(OWN)):
         raise UsageError(f"{BY_KEY[key].name} has no meaning with --run: nothing is served")
 
 
@@ -239,7 +237,6 @@ def _serve(request: RecordRequest) -> None:
 
 def _serve_one_rank(request: RecordRequest) -> None:
     """One rank of a launcher, which may have others on other machines: it writes its own file."""
-    assert request.out is not None
     _run(request, request.out)
     if os.environ.get("RANK") == "0":
         print(_closing(_steps(request), request.settings.ranks))
@@ -267,7 +264,6 @@ def _steps(request: RecordRequest) -> IterationRange:
 def _write(request: RecordRequest, statistics: "ExpertStatistics", ranks: int) -> None:
     from equipoise.balancer.formats import write_statistics
 
-    assert request.out is not None
     place = describe_path(request.out)
     ensure_folder(request.out.parent)
     loss = write_statistics(request.out, statistics, request.format)
@@ -287,7 +283,6 @@ def _write_tokens(request: RecordRequest, folder: Path, form: str) -> None:
     from equipoise.demo.routing_recorder import read_ranks
     from equipoise.demo.settings import EXPERTS
 
-    assert request.out is not None
     place = describe_path(request.out)
     trace = read_ranks(folder, request.settings.ranks, EXPERTS)
     ensure_folder(request.out.parent)
@@ -304,3 +299,13 @@ def _closing(steps: IterationRange, ranks: int) -> str:
     """The line that a recording ends with."""
     on = f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
     return f"recorded steps {steps.start} to {steps.stop - 1} on {on}"
+
+
+COMMAND = Command(
+    RecordRequest,
+    record,
+    description=RECORD,
+    examples=EXAMPLES,
+    options=lambda: BY_KEY,
+    request_of=resolve_record_request,
+)

@@ -1,20 +1,14 @@
 """`equipoise replay`: its options, its checks, and the run from a trace to what each would gain."""
 
-import json
-from argparse import Namespace
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
-from equipoise.cli.files import write_file
+from equipoise.cli.command import Command
 from equipoise.cli.hardware_options import (
     DEFAULT_LINK,
-    MACHINE,
-    MACHINE_OPTIONS,
-    MEMORY_OPTIONS,
-    MODEL_OPTIONS,
     HardwareRequest,
     check_hardware,
     check_slots,
@@ -24,87 +18,83 @@ from equipoise.cli.hardware_options import (
     kv_cache_of,
 )
 from equipoise.cli.offline import (
+    MAX_RANKS,
     MAX_SLOTS,
     check_outputs,
-    check_ranks,
     print_written,
-    request_values,
     usage_errors,
-    warn,
+    write_figures,
+    write_page,
 )
-from equipoise.cli.option import Option
-from equipoise.cli.option_checks import check_count
 from equipoise.cli.progress import part_progress_for
 from equipoise.cli.trace_options import (
     TRACE,
-    TRACE_OPTIONS,
     TraceRequest,
-    check_trace,
     open_trace,
     steps_of,
 )
 from equipoise.hal.errors import UsageError
+from equipoise.option import OUTPUT, Argument, Option, choice
 
-SHAPE, CADENCE, OUTPUT = "what serves", "when they plan", "output"
+SHAPE, CADENCE = "what serves", "when they plan"
+REPLAY = """\
+Replay recorded routing under the balancers of engines and under ours, step by step:
+imbalance, step time, weights moved, pauses, KV cache and throughput of each; and when
+to leave balancing off. A model, not a measurement: the page Replay has its formulas."""
+EXAMPLES = """\
+examples:
+  equipoise replay routed/ --ranks 8 --experts 128
+  equipoise replay counts.npy --ranks 32 --slots 256,288,320 --engine sglang,equipoise \\
+      --hardware h200 --hidden 7168 --intermediate 2048 --itl 50
+  equipoise replay per_pass.pt --ranks 8 --expert-bytes 18MiB --memory 60GiB \\
+      --kv-bytes-per-token 96KiB --html replay.html
 
-OPTIONS = (
-    Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N", shown_default="required",
-           help="ranks that serve"),
-    Option(key="slots", kind=kinds.WHOLES, group=SHAPE, metavar="N[,N...]",
-           shown_default="one redundant slot on each rank",
-           help="slots per layer over all ranks, multiples of them; each is replayed"),
-    Option(key="nodes", kind=kinds.WHOLE, group=SHAPE, metavar="N", shown_default="1",
-           help="machines, of as many ranks each"),
-    Option(key="engine", kind=kinds.ENGINE_NAMES, group=SHAPE, metavar="NAME[,NAME...]",
-           shown_default="all", help=f"whose balancers: {', '.join(kinds.ENGINES)}"),
-    *TRACE_OPTIONS,
-    Option(key="range", kind=kinds.RANGE, group=TRACE, metavar="START-STOP",
-           shown_default="all", help="only these steps; STOP itself is not one of them"),
-    Option(key="window_size", kind=kinds.WHOLE, group=CADENCE, metavar="STEPS",
-           shown_default="each one's own", help="steps of load that a plan is made from"),
-    Option(key="step_interval", kind=kinds.WHOLE, group=CADENCE, metavar="STEPS",
-           shown_default="each one's own", help="steps from one plan to the next"),
-    *MODEL_OPTIONS,
-    *MACHINE_OPTIONS,
-    Option(key="itl", kind=kinds.REAL, group=MACHINE, metavar="MS", shown_default="unknown",
-           help="a step without a balancer, in ms, as measured"),
-    *MEMORY_OPTIONS,
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write the figures there, step by step"),
-    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write a page with pictures there"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
-           help="no progress and no names of written files, only the table"),
-)  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
-
-
-if TYPE_CHECKING:
-    from equipoise.balancer.formats.iterations import IterationRange
-    from equipoise.report.replay.inputs import ReplayInputs
-    from equipoise.report.replay.replay import Replay
-
+exit code: 0 replayed, 2 bad input, 3 something could not be written"""
+ENGINES = "vllm", "sglang", "vllm-ascend", "trtllm", "equipoise"
+"""Spelt out: to import the balancers takes longer than to say what was mistyped."""
+ENGINE_NAMES = kinds.separated(
+    choice(ENGINES), f"names of {', '.join(ENGINES)}, with commas between", "NAME[,NAME...]"
+)
 MAX_WINDOW = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest(HardwareRequest, TraceRequest):
-    """What one `equipoise replay` was asked for; `progress` is `shown` or `hidden`."""
+    """What one `equipoise replay` was asked for."""
 
-    trace: Path
-    ranks: int | None = None
-    slots: tuple[int, ...] = ()
-    nodes: int = 1
-    engine: tuple[str, ...] = kinds.ENGINES
-    range: "IterationRange | None" = None
-    window_size: int | None = None
-    step_interval: int | None = None
-    json: Path | None = None
-    html: Path | None = None
-    progress: str = "shown"
+    # fmt: off
+    trace: Annotated[Path, Argument("TRACE", "recorded routing, by token or by step: a file or a "
+                                    "folder")]
+    ranks: Annotated[int, Option(
+        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, required="how many ranks serve")]
+    slots: Annotated[tuple[int, ...], Option(
+        "slots per layer over all ranks, multiples of them; each is replayed", SHAPE,
+        kind=kinds.WHOLES, least=1, most=MAX_SLOTS, default="one redundant slot on each rank")] = ()
+    nodes: Annotated[int, Option(
+        "machines, of as many ranks each", SHAPE, least=1, most=MAX_RANKS)] = 1
+    engine: Annotated[tuple[str, ...], Option(
+        f"whose balancers: {', '.join(ENGINES)}", SHAPE, kind=ENGINE_NAMES, default="all"
+    )] = ENGINES
+    range: Annotated[IterationRange | None, Option(
+        "only these steps; STOP itself is not one of them", TRACE, kind=kinds.RANGE, default="all"
+    )] = None
+    window_size: Annotated[int | None, Option(
+        "steps of load that a plan is made from", CADENCE,
+        least=1, most=MAX_WINDOW, metavar="STEPS", default="each one's own")] = None
+    step_interval: Annotated[int | None, Option(
+        "steps from one plan to the next", CADENCE,
+        least=1, most=MAX_WINDOW, metavar="STEPS", default="each one's own")] = None
+    json: Annotated[Path | None, Option("write the figures there, step by step", OUTPUT)] = None
+    html: Annotated[Path | None, Option("write a page with pictures there", OUTPUT)] = None
+    # fmt: on
 
 
-def replay(arguments: Namespace, command: str) -> int:
+if TYPE_CHECKING:
+    from equipoise.report.replay.inputs import ReplayInputs
+    from equipoise.report.replay.replay import Replay
+
+
+def replay(request: ReplayRequest, command: str) -> int:
     """Read a trace, replay it, write the figures, print the table; returns 0.
 
     Raises UsageError before anything is written.
@@ -112,7 +102,6 @@ def replay(arguments: Namespace, command: str) -> int:
     from equipoise.report.replay.table import render
     from equipoise.report.terminal import stdout_colour_mode
 
-    request = ReplayRequest(**request_values(vars(arguments), BY_KEY))
     _validate(request)
     result = _replay(request)
     try:
@@ -125,17 +114,6 @@ def replay(arguments: Namespace, command: str) -> int:
 
 def _validate(request: ReplayRequest) -> None:
     """Raises UsageError for everything that can be refused without reading a file."""
-    if request.ranks is None:
-        raise UsageError("--ranks is needed: how many ranks serve")
-    check_ranks(request.ranks)
-    for flag, value, most in (
-        ("--nodes", request.nodes, request.ranks),
-        ("--window-size", request.window_size, MAX_WINDOW),
-        ("--step-interval", request.step_interval, MAX_WINDOW),
-        *(("--slots", slots, MAX_SLOTS) for slots in request.slots),
-    ):
-        if value is not None:
-            check_count(flag, value, most)
     window, interval = request.window_size, request.step_interval
     if window is not None and interval is not None and window > interval:
         raise UsageError(f"--window-size {window} is longer than --step-interval {interval}")
@@ -145,7 +123,6 @@ def _validate(request: ReplayRequest) -> None:
         raise UsageError("--memory, or --memory-share of the hardware's: they say the same, twice")
     if request.ranks % request.nodes:
         raise UsageError(f"--nodes {request.nodes} do not divide {request.ranks} ranks")
-    check_trace(request)
     check_hardware(request)
     check_outputs({"TRACE": request.trace}, {"--json": request.json, "--html": request.html})
 
@@ -168,7 +145,6 @@ def _inputs(request: ReplayRequest) -> "ReplayInputs":
 
     hardware = hardware_of(request, moves=True)
     ranks = request.ranks
-    assert ranks is not None
     source = steps_of(open_trace(request.trace, request), request, ranks, request.range)
     inputs = ReplayInputs(
         source=source,
@@ -206,15 +182,15 @@ def _write(request: ReplayRequest, result: "Replay", command: str) -> None:
     from equipoise.report.replay.json_output import to_json
 
     about = {"command": command, "trace": str(request.trace)}
-    if request.json is not None:
-        text = json.dumps(about | to_json(result), allow_nan=False)
-        print_written(request.progress, [f"figures: {write_file(request.json, text)}"])
-    if request.html is not None:
-        from equipoise.report.replay.html import render_html
-        from equipoise.report.svg import PlotsMissing
 
-        try:
-            place = write_file(request.html, render_html(result, about))
-            print_written(request.progress, [f"page: {place}"])
-        except PlotsMissing as missing:
-            warn(f"no page: {missing}")
+    def page() -> str:
+        from equipoise.report.replay.html import render_html
+
+        return render_html(result, about)
+
+    lines = write_figures(request.json, about | to_json(result), indent=None)
+    lines += write_page(request.html, page)
+    print_written(request.progress, lines)
+
+
+COMMAND = Command(ReplayRequest, replay, description=REPLAY, examples=EXAMPLES)

@@ -1,60 +1,56 @@
 """`equipoise report`: its options, its checks, and how evenly a placement spreads load."""
 
-import json
-from argparse import Namespace
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
-from equipoise.cli.files import write_file
+from equipoise.cli.command import Command, Settings
 from equipoise.cli.offline import (
+    MAX_RANKS,
+    STATISTICS,
     check_outputs,
-    check_ranks,
     load_placement,
     load_statistics,
     print_written,
-    request_values,
     usage_errors,
-    warn,
+    write_figures,
+    write_page,
 )
-from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
+from equipoise.option import OUTPUT, Option
 
-SUBJECT, OUTPUT = "what is compared", "output"
+SUBJECT = "what is compared"
+REPORT = """\
+Say how evenly rows spread over ranks and over slots: mean, standard deviation
+and imbalance; with experts in their order on consecutive ranks and, if given,
+with a placement."""
+EXAMPLES = """\
+examples:
+  equipoise report recorded/ --ranks 32
+  equipoise report recorded/ --placement placement.json --html report.html
 
-OPTIONS = (
-    Option(key="placement", kind=kinds.PATH, group=SUBJECT, metavar="FILE", shown_default="none",
-           help="placement, in any format, to serve the same rows with"),
-    Option(key="ranks", kind=kinds.WHOLE, group=SUBJECT, metavar="N",
-           shown_default="those of --placement, or that recorded",
-           help="ranks that the experts are spread over"),
-    Option(key="range", kind=kinds.RANGE, group=SUBJECT, metavar="START-STOP",
-           shown_default="all that were recorded",
-           help="only these iterations; STOP itself is not one of them"),
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write the figures of every layer there"),
-    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write a page with heat maps there"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
-           help="no names of written files, only the table"),
-)  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+exit code: 0 reported, 2 bad input, 3 something could not be written"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportRequest:
-    """What one `equipoise report` was asked for; `progress` is `shown` or `hidden`."""
+class ReportRequest(Settings):
+    """What one `equipoise report` was asked for."""
 
-    statistics: Path
-    placement: Path | None = None
-    ranks: int | None = None
-    range: IterationRange | None = None
-    json: Path | None = None
-    html: Path | None = None
-    progress: str = "shown"
+    # fmt: off
+    statistics: Annotated[Path, STATISTICS]
+    placement: Annotated[Path | None, Option(
+        "placement, in any format, to serve the same rows with", SUBJECT)] = None
+    ranks: Annotated[int | None, Option(
+        "ranks that the experts are spread over", SUBJECT, least=1, most=MAX_RANKS,
+        default="those of --placement, or that recorded")] = None
+    range: Annotated[IterationRange | None, Option(
+        "only these iterations; STOP itself is not one of them", SUBJECT, kind=kinds.RANGE,
+        default="all that were recorded")] = None
+    json: Annotated[Path | None, Option("write the figures of every layer there", OUTPUT)] = None
+    html: Annotated[Path | None, Option("write a page with heat maps there", OUTPUT)] = None
+    # fmt: on
 
 
 if TYPE_CHECKING:
@@ -62,7 +58,7 @@ if TYPE_CHECKING:
     from equipoise.report.placement.comparison import Comparison
 
 
-def report(arguments: Namespace, command: str) -> int:
+def report(request: ReportRequest, command: str) -> int:
     """Read statistics, write the figures and the page, print the table; returns 0.
 
     Raises UsageError before anything is written.
@@ -70,7 +66,6 @@ def report(arguments: Namespace, command: str) -> int:
     from equipoise.report.placement.comparison import render
     from equipoise.report.terminal import stdout_colour_mode
 
-    request = request_of(vars(arguments))
     _validate(request)
     comparison = _compare(request, load_statistics(request.statistics, request.range))
     try:
@@ -81,13 +76,7 @@ def report(arguments: Namespace, command: str) -> int:
     return 0
 
 
-def request_of(arguments: Mapping[str, Any]) -> ReportRequest:
-    """What the command line asks for, its configuration file included."""
-    return ReportRequest(**request_values(arguments, BY_KEY))
-
-
 def _validate(request: ReportRequest) -> None:
-    check_ranks(request.ranks)
     inputs = {"STATS": request.statistics}
     if request.placement is not None:
         inputs["--placement"] = request.placement
@@ -121,18 +110,15 @@ def _write(request: ReportRequest, comparison: "Comparison", command: str) -> No
         about["placement"] = str(request.placement)
     if request.range is not None:
         about["range"] = str(request.range)
-    lines = []
-    if request.json is not None:
-        text = json.dumps(about | comparison.to_json(), indent=2, allow_nan=False)
-        place = write_file(request.json, text + "\n")
-        lines.append(f"figures: {place}")
-    if request.html is not None:
-        from equipoise.report.placement.html import render_html
-        from equipoise.report.svg import PlotsMissing
 
-        try:
-            place = write_file(request.html, render_html(comparison, about))
-            lines.append(f"page: {place}")
-        except PlotsMissing as missing:
-            warn(f"no page: {missing}")
+    def page() -> str:
+        from equipoise.report.placement.html import render_html
+
+        return render_html(comparison, about)
+
+    lines = write_figures(request.json, about | comparison.to_json())
+    lines += write_page(request.html, page)
     print_written(request.progress, lines)
+
+
+COMMAND = Command(ReportRequest, report, description=REPORT, examples=EXAMPLES)

@@ -1,19 +1,22 @@
 """`equipoise route-report`: its options, and the report of a request log."""
 
-import json
-from argparse import Namespace
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from equipoise.cli import kinds
-from equipoise.cli.files import write_file
-from equipoise.cli.offline import check_outputs, print_written, request_values, usage_errors, warn
-from equipoise.cli.option import Option
+from equipoise.cli.command import Command, Settings
+from equipoise.cli.offline import (
+    check_outputs,
+    print_written,
+    usage_errors,
+    write_figures,
+    write_page,
+)
 from equipoise.hal.errors import UsageError
+from equipoise.option import OUTPUT, Argument, Option
 
 ROUTE_REPORT = """\
 Say of the log of `equipoise route` which worker had which requests, when, and how
@@ -26,43 +29,27 @@ examples:
   equipoise route-report requests.jsonl --from 2026-11-27T14:00 --to 2026-11-27T15:00
 
 exit code: 0 reported, 2 bad input, 3 something could not be written"""
-SUBJECT, OUTPUT = "what is reported", "output"
-
-OPTIONS = (
-    Option(key="run", kind=kinds.WHOLE, group=SUBJECT, metavar="N",
-           shown_default="the only one",
-           help="which run of the proxy, where it was started several times with this log; "
-           "1 is the first"),
-    Option(key="from", kind=kinds.TIME, group=SUBJECT, metavar="TIME",
-           shown_default="the first request",
-           help="only requests that arrived then or later: 2026-11-27T14:05, UTC unless it says "
-           "otherwise"),
-    Option(key="to", kind=kinds.TIME, group=SUBJECT, metavar="TIME",
-           shown_default="the last request",
-           help="only requests that arrived before it"),
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write the figures there"),
-    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
-           help="write a page with pictures there"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
-           help="no names of written files, only the table"),
-)  # fmt: skip
-FIELDS = {"from": "begin", "to": "end"}
-"""Fields that have other names than their options: `from` is a word of Python's."""
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+SUBJECT = "what is reported"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouteReportRequest:
-    """What one `equipoise route-report` was asked for; `progress` is `shown` or `hidden`."""
+class RouteReportRequest(Settings):
+    """What one `equipoise route-report` was asked for."""
 
-    log: Path
-    run: int | None = None
-    begin: datetime | None = None
-    end: datetime | None = None
-    json: Path | None = None
-    html: Path | None = None
-    progress: str = "shown"
+    # fmt: off
+    log: Annotated[Path, Argument("LOG", "the proxy's log")]
+    run: Annotated[int | None, Option(
+        "which run of the proxy, where it was started several times with this log; 1 is the first",
+        SUBJECT, default="the only one")] = None
+    begin: Annotated[datetime | None, Option(
+        "only requests that arrived then or later: 2026-11-27T14:05, UTC unless it says otherwise",
+        SUBJECT, kind=kinds.TIME, key="from", default="the first request")] = None
+    end: Annotated[datetime | None, Option(
+        "only requests that arrived before it", SUBJECT, kind=kinds.TIME, key="to",
+        default="the last request")] = None
+    json: Annotated[Path | None, Option("write the figures there", OUTPUT)] = None
+    html: Annotated[Path | None, Option("write a page with pictures there", OUTPUT)] = None
+    # fmt: on
 
 
 if TYPE_CHECKING:
@@ -71,7 +58,7 @@ if TYPE_CHECKING:
     from equipoise.serve.request_log import RequestRecord
 
 
-def route_report(arguments: Namespace, command: str) -> int:
+def route_report(request: RouteReportRequest, command: str) -> int:
     """Read a log, write the figures and the page, print the table; returns 0.
 
     Raises UsageError before anything is written.
@@ -80,7 +67,6 @@ def route_report(arguments: Namespace, command: str) -> int:
     from equipoise.report.proxy_log.table import render
     from equipoise.report.terminal import stdout_colour_mode
 
-    request = request_of(vars(arguments))
     check_outputs({"LOG": request.log}, {"--json": request.json, "--html": request.html})
     log = within(load_log(request.log, request.run), request.begin, request.end)
     figures = proxy_log_figures(log)
@@ -90,13 +76,6 @@ def route_report(arguments: Namespace, command: str) -> int:
     finally:
         print(render(figures, str(request.log), stdout_colour_mode()), flush=True)
     return 0
-
-
-def request_of(arguments: Mapping[str, Any]) -> RouteReportRequest:
-    """What the command line asks for, its configuration file included."""
-    values = request_values(arguments, BY_KEY)
-    values |= {name: values.pop(key) for key, name in FIELDS.items() if key in values}
-    return RouteReportRequest(**values)
 
 
 def load_log(path: Path, run: int | None) -> "ProxyLog":
@@ -170,21 +149,20 @@ def _write(
     about = {"command": command, "log": str(request.log)}
     if request.run is not None:
         about["run"] = str(request.run)
-    for key, name in FIELDS.items():
-        if (time := getattr(request, name)) is not None:
+    for key, time in (("from", request.begin), ("to", request.end)):
+        if time is not None:
             about[key] = time.isoformat()
-    lines = []
-    if request.json is not None:
-        text = json.dumps(about | figures.to_json(), indent=2, allow_nan=False)
-        place = write_file(request.json, text + "\n")
-        lines.append(f"figures: {place}")
-    if request.html is not None:
-        from equipoise.report.proxy_log.html import render_html
-        from equipoise.report.svg import PlotsMissing
 
-        try:
-            place = write_file(request.html, render_html(log, figures, about))
-            lines.append(f"page: {place}")
-        except PlotsMissing as missing:
-            warn(f"no page: {missing}")
+    def page() -> str:
+        from equipoise.report.proxy_log.html import render_html
+
+        return render_html(log, figures, about)
+
+    lines = write_figures(request.json, about | figures.to_json())
+    lines += write_page(request.html, page)
     print_written(request.progress, lines)
+
+
+COMMAND = Command(
+    RouteReportRequest, route_report, description=ROUTE_REPORT, examples=ROUTE_REPORT_EXAMPLES
+)

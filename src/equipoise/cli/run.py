@@ -3,32 +3,24 @@
 import json
 import os
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from equipoise.cli.config import read_config
 from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.offline import naming_ranks_option, usage_errors
-from equipoise.cli.option_checks import MAX_RANKS, check_count
 from equipoise.cli.process import print_stderr
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.run_options import (
     BY_KEY,
-    MOVES,
-    OPTIONS,
-    PLANS,
     RECORD_FILE,
     RunRequest,
-    resolve_run_request,
 )
 from equipoise.cli.validation import validate
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_record import RunRecord, save_record
-from equipoise.demo.settings import EXPERTS, LAYERS, Balance, RunSettings
+from equipoise.demo.settings import EXPERTS, LAYERS, MOVES, PLANS, Balance, RunSettings
 from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.report.run.chrome_trace import render_trace
 from equipoise.report.run.html import PlotsMissing, render_html
@@ -41,8 +33,10 @@ INEFFECTIVE_WITH_PLACEMENT = {
     "locality": "its shares divide no batch's own counts",
     **dict.fromkeys(("window_size", "step_interval"), "nothing is planned anew"),
     "log_rebalances": "there is no rebalance",
-    **{option.key: "nothing is planned anew" for option in OPTIONS if option.group == PLANS},
-    **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},
+    **{
+        option.key: "nothing is planned anew" for option in BY_KEY.values() if option.group == PLANS
+    },
+    **{option.key: "no weight moves" for option in BY_KEY.values() if option.group == MOVES},
 }
 """Options that have no effect with --placement, which is served unchanged, and why."""
 
@@ -57,7 +51,6 @@ def with_placement(request: RunRequest) -> RunRequest:
     if path is None:
         return request
     _check_wishes(request)
-    check_count("--ranks", settings.ranks, MAX_RANKS)
     # Here, not above: numpy takes a moment that other runs need not wait for.
     from equipoise.demo.placement_file import read_matching
 
@@ -77,12 +70,12 @@ def _check_wishes(request: RunRequest) -> None:
             raise UsageError(f"--{flag} has no meaning with --placement: {why}")
 
 
-def run(arguments: Namespace, command: str) -> int:
+def run(request: RunRequest, command: str) -> int:
     """Serve, write the figures and the report, print the table; returns the exit code.
 
     Raises UsageError before anything starts, EquipoiseError where the run fails.
     """
-    request = with_placement(request_of(vars(arguments)))
+    request = with_placement(request)
     validate(request)
     record = _serve(request)
     if record is None:
@@ -95,17 +88,6 @@ def run(arguments: Namespace, command: str) -> int:
     finally:
         print(render(summary, stdout_colour_mode()), flush=True)
     return summary.exit_code
-
-
-def request_of(arguments: Mapping[str, Any]) -> RunRequest:
-    """What the command line asks for, its configuration file included."""
-    options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
-    for key in ("text", "variants"):
-        if key in options:
-            options[key] = tuple(options[key])
-    return resolve_run_request(
-        options, read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
-    )
 
 
 def too_few_steps(settings: RunSettings) -> str:

@@ -3,160 +3,74 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from equipoise.cli import kinds
-from equipoise.cli.option import Option
+from equipoise.cli.command import Command, Settings
 from equipoise.demo.settings import (
+    BALANCING,
     EXPERTS,
+    MAX_SLOTS,
+    WATCHING,
     Balance,
-    ExchangeForm,
-    Locality,
     RoutingRule,
     RunSettings,
     Shares,
     VariantName,
 )
 from equipoise.hal.errors import UsageError
+from equipoise.option import OUTPUT, WHOLE, Option, options_of
 
 RECORD_FILE = "record.npz"
 """File in the folder of a run that holds everything measured."""
 
-RANKS, TRAFFIC, BALANCING, OUTPUT = "ranks", "traffic", "balancing", "output"
-PLANS, MOVES, WATCHING = "what plans aim at", "how weights move", "watching"
+RUN = """\
+Serve real text through the shipped Mixture-of-Experts model on several ranks
+while its kind switches, balance the experts online, and compare every output
+with one process that does neither."""
+EXAMPLES = """\
+examples:
+  equipoise run                             # four ranks, shipped texts, a report
+  equipoise run --ranks 2 --slots 36        # two ranks with four redundant experts
+  equipoise run --text a.txt b.txt          # your own texts, one phase each
+  equipoise run --variants local            # one way to serve instead of five
+  equipoise run --config run.yaml --json figures.json
 
+A configuration file is YAML with the long names as keys and underscores for
+hyphens, such as `window_size: 4`; the command line overrides it.
 
-OPTIONS = (
-    Option(key="ranks", kind=kinds.WHOLE, group=RANKS, metavar="N",
-           help="processes to serve on; each holds slots/N slots of every layer"),
-    Option(key="pipeline_ranks", kind=kinds.WHOLE, group=RANKS, metavar="N",
-           help="stages that the ranks are divided into, each with a part of the layers; "
-           "activations go from stage to stage, and experts are shared within one"),
-    Option(key="micro_batches", kind=kinds.WHOLE, group=RANKS, metavar="N",
-           shown_default="as many as there are stages",
-           help="parts of a step's requests that are under way at once, where there are stages"),
-    Option(key="tensor_ranks", kind=kinds.WHOLE, group=RANKS, metavar="N",
-           help="ranks of a stage that serve the same requests: each sends a slice of the rows to "
-           "experts, and hands a slice of them to the next stage"),
-    Option(key="backend", kind=kinds.NAME, group=RANKS, metavar="NAME",
-           help="accelerator to run on (`equipoise doctor` lists them)"),
-    Option(key="communicator", kind=kinds.NAME, group=RANKS, metavar="NAME",
-           shown_default="the one that goes with the backend", help="communicator between ranks"),
-    Option(key="exchange", kind=kinds.EXCHANGE, group=RANKS, metavar="|".join(ExchangeForm),
-           help="how tokens come to their experts: portable, whose host reads the counts of every "
-           "layer, or fixed, whose messages have one size and whose counts stay on the device"),
-    Option(key="deadline", kind=kinds.SECONDS, group=RANKS, metavar="SECONDS",
-           help="longest that anything waits for another rank"),
-    Option(key="steps", kind=kinds.WHOLE, group=TRAFFIC, metavar="N",
-           help="forwards to serve, divided evenly among the texts"),
-    Option(key="text", kind=kinds.TEXTS, group=TRAFFIC, metavar="FILE",
-           shown_default="shipped samples of Python, Chinese and tables",
-           help="UTF-8 files to serve, one phase of traffic each, in this order"),
-    Option(key="seed", kind=kinds.WHOLE, group=TRAFFIC, metavar="N",
-           help="which prompts are cut from the texts"),
-    Option(key="slots", kind=kinds.WHOLE, group=BALANCING, metavar="N",
-           help=f"slots per layer over all ranks, at least {EXPERTS}"),
-    Option(key="num_redundant_experts", kind=kinds.WHOLE, group=BALANCING, metavar="N",
-           shown_default="none", help=f"the same as --slots {EXPERTS} + N"),
-    Option(key="shares", kind=kinds.SHARES, group=BALANCING, metavar="|".join(Shares),
-           help="how an expert's rows are divided among its replicas: as planned, from the "
-           "last load, or so that each batch is level: that of a rank, of the ranks of a node "
-           "together, or of all ranks"),
-    Option(key="variants", kind=kinds.VARIANTS, group=BALANCING, metavar="NAME",
-           shown_default="all that the other options allow",
-           help="which rows of the table to serve, of unbalanced, static, lagged, local, node, "
-           "exact, and placement with --placement; fewer take less time, and unbalanced alone "
-           "serves without balancing. Without --shares the run is about the last of them in this "
-           "order. Every one is compared with one process that serves alone"),
-    Option(key="locality", kind=kinds.LOCALITY, group=BALANCING, metavar="|".join(Locality),
-           help="which replica is preferred where shares leave a choice: any, or those on the "
-           "row's own rank, up to what they take; that goes with --shares exact"),
-    Option(key="routing_rule", kind=kinds.RULE, group=BALANCING, metavar="|".join(RoutingRule),
-           help="who picks a replica: the shares, or another engine's rule to the bit, which "
-           "divides evenly, so that only --shares static goes with it and is its default"),
-    Option(key="placement", kind=kinds.PATH, group=BALANCING, metavar="FILE", shown_default="none",
-           help="serve this placement with its shares, in any format, and move nothing; instead "
-           "of --shares"),
-    Option(key="window_size", kind=kinds.WHOLE, group=BALANCING, metavar="STEPS",
-           help="steps of load that a plan is made from"),
-    Option(key="step_interval", kind=kinds.WHOLE, group=BALANCING, metavar="STEPS",
-           help="steps from one plan to the next"),
-    Option(key="target", kind=kinds.REAL, group=PLANS, metavar="X",
-           help="imbalance, max/mean - 1 of the ranks, mean over layers, that is good enough"),
-    Option(key="slack", kind=kinds.REAL, group=PLANS, metavar="X",
-           help="room that is kept on each rank for shares, as part of the mean: 0 to 1"),
-    Option(key="sigma", kind=kinds.REAL, group=PLANS, metavar="Z",
-           help="plan for the load of the window and so many standard deviations more: 0 to 100"),
-    Option(key="headroom", kind=kinds.WHOLE, group=PLANS, metavar="N",
-           help="swaps of two experts in each layer that changes, so that shares have room to "
-           "level single batches: 0 to 1000; for the variants local, node and exact"),
-    Option(key="min_gain", kind=kinds.REAL, group=PLANS, metavar="X",
-           help="imbalance, max/mean - 1, that a layer must gain for any of its weights to move"),
-    Option(key="survive", kind=kinds.WHOLE, group=PLANS, metavar="0|1|2",
-           help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node; "
-           f"from 1 on takes --slots {2 * EXPERTS}"),
-    Option(key="nodes", kind=kinds.WHOLE, group=PLANS, metavar="N",
-           help="machines that the ranks count as being on, evenly, neighbours together: copies "
-           "come from the same one where they can"),
-    Option(key="commit", kind=kinds.COMMIT, group=MOVES, metavar="staged|in_place",
-           help="how weights come into slots: from peers, between two steps; or from the host's "
-           "memory, a few layers a step, each under a stream lock"),
-    Option(key="staging_bytes", kind=kinds.BYTES, group=MOVES, metavar="BYTES",
-           shown_default="two layers of which every slot changes",
-           help="staged: weights on their way into a rank at once, such as 2MiB, which is "
-           "memory of the device; at least a slot. With less than a rank holds of a layer, what "
-           "a layer needs may take several rebalances"),
-    Option(key="slots_per_message", kind=kinds.WHOLE, group=MOVES, metavar="SLOTS",
-           help="staged: slots that travel in one message at most"),
-    Option(key="layer_updates_per_iter", kind=kinds.WHOLE, group=MOVES, metavar="LAYERS",
-           help="in_place: layers that are rewritten in one step"),
-    Option(key="max_stalled_steps", kind=kinds.WHOLE, group=MOVES, metavar="STEPS",
-           help="steps without progress after which a rebalance is aborted"),
-    Option(key="live", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
-           help="draw on the terminal what happens while it serves: ranks as bars, the switch of "
-           "the text, weights that move; without --variants, serves before and after only"),
-    Option(key="log_rebalances", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
-           help="one line per rebalance on standard error; aborted ones are logged anyway"),
-    Option(key="log_balancedness", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
-           help="lines on standard error that say how even the load is"),
-    Option(key="log_balancedness_interval", kind=kinds.WHOLE, group=WATCHING, metavar="STEPS",
-           help="steps from one such line to the next"),
-    Option(key="metrics_port", kind=kinds.WHOLE, group=WATCHING, metavar="PORT",
-           shown_default="none",
-           help="serve Prometheus metrics while the run lasts: rank 0 on this port, rank r on "
-           "PORT + r; needs the extra serve"),
-    Option(key="metrics_address", kind=kinds.NAME, group=WATCHING, metavar="ADDRESS",
-           help="address to serve them on"),
-    Option(key="trace", kind=kinds.PATH, group=WATCHING, metavar="FILE", shown_default="none",
-           help="write there what every rank did when, for Perfetto or Chrome, as JSON"),
-    Option(key="wandb", kind=kinds.NAME, group=WATCHING, metavar="PROJECT", shown_default="none",
-           help="log rebalances to this project at Weights & Biases; needs the extra wandb"),
-    Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR",
-           help="folder of summary.json and report.html"),
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
-           shown_default="DIR/summary.json", help="write the figures there instead"),
-    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
-           shown_default="DIR/report.html", help="write the report there instead"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, help="no progress, only the table"),
+exit code: 0 outputs identical and balancing exercised, 1 one of them not,
+2 bad input, 3 the run failed, 130 interrupted, 128 + n ended by signal n"""
+REDUNDANT_EXPERTS = Option(
+    f"the same as --slots {EXPERTS} + N", BALANCING, kind=WHOLE, least=0, most=MAX_SLOTS - EXPERTS,
+    key="num_redundant_experts",
 )  # fmt: skip
+"""Of no field: it is turned into `slots`."""
 
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(Settings):
+    """What one `equipoise run` was asked for, besides the settings of serving.
 
-@dataclass(frozen=True)
-class RunRequest:
-    """What one `equipoise run` was asked for; `progress` is `shown` or `hidden`.
-
-    `trace` is None where none is asked for; `explicit_options` are the keys that got a value on the
-    command line or in a file.
+    `explicit_options` are the keys that got a value on the command line or in a file.
     """
 
     settings: RunSettings
-    json: Path
-    html: Path
-    progress: str
-    trace: Path | None = None
+    # fmt: off
+    trace: Annotated[Path | None, Option(
+        "write there what every rank did when, for Perfetto or Chrome, as JSON", WATCHING)] = None
+    json: Annotated[Path, Option(
+        "write the figures there instead", OUTPUT, default="DIR/summary.json")]
+    html: Annotated[Path, Option(
+        "write the report there instead", OUTPUT, default="DIR/report.html")]
+    # fmt: on
     explicit_options: frozenset[str] = frozenset()
+
+
+BY_KEY: Mapping[str, Option] = {
+    **{key: option for key, option in options_of(RunSettings).items() if key != "balance"},
+    REDUNDANT_EXPERTS.key: REDUNDANT_EXPERTS,
+    **options_of(RunRequest),
+}
 
 
 def resolve_run_request(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequest:
@@ -170,7 +84,7 @@ def resolve_run_request(command_line: Mapping[str, Any], file: Mapping[str, Any]
         settings=settings,
         json=values.get("json", settings.out / "summary.json"),
         html=values.get("html", settings.out / "report.html"),
-        progress="hidden" if values.get("quiet") else "shown",
+        quiet=values.get("quiet", False),
         trace=values.get("trace"),
         explicit_options=frozenset(values),
     )
@@ -190,15 +104,6 @@ def run_settings(values: Mapping[str, Any]) -> RunSettings:
     """The settings among `values`; the others are defaults."""
     field_names = {field.name for field in fields(RunSettings)}
     return RunSettings(**{key: value for key, value in values.items() if key in field_names})
-
-
-def default_of(option: Option) -> str:
-    """Default of an option, as `--help` shows it."""
-    if option.shown_default:
-        return option.shown_default
-    if option.key == "quiet":
-        return "off"
-    return str({field.name: field.default for field in fields(RunSettings)}[option.key])
 
 
 def _with_shares(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,6 +139,21 @@ def _one_slot_count(values: Mapping[str, Any], source: str) -> dict[str, Any]:
         return plain
     if "slots" in plain:
         raise UsageError(f"{source} gives both slots and num_redundant_experts: give one")
-    if redundant < 0:
-        raise UsageError(f"num_redundant_experts must be at least 0, got {redundant}")
     return plain | {"slots": EXPERTS + redundant}
+
+
+def _run(request: RunRequest, command: str) -> int:
+    # Here, not above: torch and numpy take a second that `--help` need not wait for.
+    from equipoise.cli.run import run
+
+    return run(request, command)
+
+
+COMMAND = Command(
+    RunRequest,
+    _run,
+    description=RUN,
+    examples=EXAMPLES,
+    options=lambda: BY_KEY,
+    request_of=resolve_run_request,
+)

@@ -1,20 +1,23 @@
 """`equipoise simulate`: its options, and the run from workloads to table, figures and report."""
 
-import json
-from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS, WORKLOADS
+from equipoise.balancer.requests.catalogue import (
+    DEFAULT_LIMITS,
+    FORMATS,
+    STEP_MODELS,
+    WORKLOADS,
+    PrefillRule,
+)
 from equipoise.cli import kinds
-from equipoise.cli import simulate_kinds as own
-from equipoise.cli.files import write_file
-from equipoise.cli.offline import print_written, request_values, warn
-from equipoise.cli.option import Option
+from equipoise.cli.command import Command, Settings
+from equipoise.cli.offline import print_written, warn, write_figures, write_page
 from equipoise.hal.errors import EquipoiseError, PolicyError, UsageError
+from equipoise.option import NAME, OUTPUT, REAL, Kind, Option, choice, int_of_yaml, str_of_yaml
 
 SIMULATE = """\
 Serve the same requests on the same data-parallel workers with several routers, and
@@ -32,164 +35,188 @@ exit code: 0 simulated, 2 bad input, nothing was written, 3 something could not 
 written"""
 
 WORKLOAD, CLUSTER, STEP = "what is served", "what serves", "how long a step takes"
-ROUTING, SWEEP, OUTPUT = "routing and arrivals", "sweeps", "output"
+ROUTING, SWEEP = "routing and arrivals", "sweeps"
+SATURATED = "saturated"
+MAX_REQUESTS = 10_000_000
+MAX_SEEDS = 1000
+MAX_WORKERS, MAX_SLOTS = 4096, 65_536
+MAX_TOKENS = 2**40
+MAX_FRONT_ENDS = 1024
+MAX_WINDOW = 65_536
+MAX_DRAFTS = 255
+LEAST_LOAD, MAX_LOAD = 1e-6, 100.0
+"""Below the least, times between requests overflow before they mean anything."""
 
-OPTIONS = (
-    Option(key="trace", kind=kinds.PATH, group=WORKLOAD, metavar="FILE", shown_default="none",
-           help="requests of a published trace, gzip or not; this, or --workload"),
-    Option(key="format", kind=own.FORMAT, group=WORKLOAD, metavar="|".join(FORMATS),
-           shown_default="from how the file begins", help="of --trace"),
-    Option(key="workload", kind=kinds.WORKLOAD, group=WORKLOAD, metavar="|".join(WORKLOADS),
-           shown_default="none", help="requests that are drawn: "
-           + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items())),
-    Option(key="requests", kind=kinds.WHOLE, group=WORKLOAD, metavar="N",
-           shown_default="all of a trace, 40 a slot of a workload",
-           help="how many of them, from the trace's first row on"),
-    Option(key="prompt_limit", kind=kinds.WHOLE, group=WORKLOAD, metavar="TOKENS",
-           shown_default="none", help="leave out requests with a longer prompt"),
-    Option(key="sampling", kind=own.SAMPLING, group=WORKLOAD, metavar="|".join(own.SAMPLINGS),
-           shown_default="bootstrap; with --cached-blocks shuffled, or recorded with times that "
-           "are drawn", help="what seeds of a trace differ in: requests drawn with replacement, "
-           "the order, or neither"),
-    Option(key="seeds", kind=kinds.WHOLE, group=WORKLOAD, metavar="N", shown_default="5",
-           help="runs of each policy; with one there are no intervals"),
-    Option(key="seed", kind=kinds.WHOLE, group=WORKLOAD, metavar="N", shown_default="0",
-           help="the first of them; the others follow"),
-    Option(key="workers", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="8",
-           help="data-parallel workers, in lockstep"),
-    Option(key="slots_per_worker", kind=own.SLOTS, group=CLUSTER, metavar="N[,N...]",
-           shown_default="32", help="requests that each serves at once, or a number for "
-           "each worker"),
-    Option(key="kv_tokens", kind=kinds.WHOLE, group=CLUSTER, metavar="TOKENS",
-           shown_default="no bound", help="what the KV cache of each holds; a request that never "
-           "fits fails"),
-    Option(key="prefill_chunk", kind=kinds.WHOLE, group=CLUSTER, metavar="TOKENS",
-           shown_default="none: prompts come computed",
-           help="prompt tokens that each computes in a step, besides decoding"),
-    Option(key="prefill_alignment", kind=own.ALIGNMENT, group=CLUSTER, metavar="ENGINE[:STEPS]",
-           shown_default="none", help="what the engine does to compute prompts of several workers "
-           "in the same steps: sglang (prefill delayer, 30 steps at most), vllm (schedule "
-           "interval, 8 steps) or trtllm (attention DP balance, 50 at most); needs "
-           "--prefill-chunk"),
-    Option(key="cached_blocks", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="0",
-           help="blocks of prompts that each keeps for later ones; needs --prefill-chunk and a "
-           "trace with hashes"),
-    Option(key="draft_tokens", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="none",
-           help="tokens drafted a step, for speculative decoding"),
-    Option(key="acceptance", kind=kinds.REAL, group=CLUSTER, metavar="X", shown_default="0.7",
-           help="chance that a draft is accepted if those before it were; needs --draft-tokens"),
-    Option(key="step_model", kind=own.STEP_MODEL, group=STEP, metavar="|".join(STEP_MODELS),
-           shown_default="share", help="; ".join(f"{k}: {v}" for k, v in STEP_MODELS.items())),
-    Option(key="fixed_share", kind=kinds.REAL, group=STEP, metavar="X", shown_default="0.5",
-           help="part of a step at full load that does not depend on it, with share"),
-    Option(key="seconds_per_token", kind=kinds.REAL, group=STEP, metavar="S",
-           shown_default="1e-7", help="that reading one token of the KV cache takes; bfio has its "
-           "own"),
-    Option(key="prompt_weight", kind=kinds.REAL, group=STEP, metavar="X", shown_default="0",
-           help="what computing a prompt token takes, in tokens read; fit counts with it too; "
-           "needs --prefill-chunk"),
-    Option(key="noise", kind=kinds.REAL, group=STEP, metavar="SIGMA", shown_default="0",
-           help="of a lognormal factor on each worker's work in each step"),
-    Option(key="policies", kind=own.POLICY_NAMES, group=ROUTING, metavar="all|NAME,NAME,...",
-           shown_default="all", help="routers to compare; page Simulation says what each does"),
-    Option(key="load", kind=own.LOAD, group=ROUTING, metavar="saturated|X",
-           shown_default="saturated, or with --arrivals trace the trace's own",
-           help="requests always wait, or they come at this part of the capacity"),
-    Option(key="arrivals", kind=own.ARRIVAL, group=ROUTING, metavar="|".join(own.ARRIVALS),
-           shown_default="poisson", help="how they come at a load: at random, or at the trace's "
-           "times, stretched"),
-    Option(key="when_full", kind=own.FULL, group=ROUTING, metavar="|".join(own.WHEN_FULL),
-           shown_default="queue", help="what policies that push do while every worker is full: as "
-           "published, queue at a worker, or hold the request back"),
-    Option(key="front_ends", kind=kinds.WHOLE, group=ROUTING, metavar="N", shown_default="1",
-           help="processes that route; each sees its own requests only"),
-    Option(key="report_interval", kind=kinds.REAL, group=ROUTING, metavar="MS",
-           shown_default="as each policy was published",
-           help="how old reports of workers get; 0: never old"),
-    Option(key="token_delay", kind=kinds.REAL, group=ROUTING, metavar="MS", shown_default="0",
-           help="how late front ends learn of tokens and ends; 0: after every step"),
-    Option(key="queue_timeout", kind=kinds.REAL, group=ROUTING, metavar="SECONDS",
-           shown_default="no end", help="after which a request that waits is given up"),
-    Option(key="window", kind=kinds.WHOLE, group=ROUTING, metavar="N",
-           shown_default="the policy's", help="fit: waiting requests that it chooses from"),
-    Option(key="wait_bonus", kind=kinds.REAL, group=ROUTING, metavar="X",
-           shown_default="the policy's", help="fit: what having waited for a step is worth, in "
-           "mean sizes of the requests that wait; more is fairer"),
-    Option(key="slack", kind=kinds.REAL, group=ROUTING, metavar="X",
-           shown_default="the policy's",
-           help="fit: how far above the mean load a worker still takes requests, in standard "
-           "deviations of the loads"),
-    Option(key="overshoot", kind=kinds.REAL, group=ROUTING, metavar="X",
-           shown_default="the policy's", help="fit: what a token above the level costs, in tokens "
-           "below it and times the workers"),
-    Option(key="prefill_wait", kind=kinds.REAL, group=ROUTING, metavar="X",
-           shown_default="the policy's",
-           help="fit, with --prompt-weight: requests wait for each other, so that prompts are "
-           "computed together, until X times what one costs alone is lost; 0: never"),
-    Option(key="sweep", kind=own.SWEEP, group=SWEEP, metavar="|".join(own.SWEEPS),
-           shown_default="none", help="the same again at several loads, or on several numbers of "
-           "workers"),
-    Option(key="points", kind=own.POINTS, group=SWEEP, metavar="X,X,...",
-           shown_default="loads 0.5,0.6,...,1.2; workers 4,8,16,32", help="of the sweep"),
-    Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR",
-           shown_default="equipoise-simulate", help="folder of summary.json and report.html"),
-    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
-           shown_default="DIR/summary.json", help="write the figures there instead"),
-    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
-           shown_default="DIR/report.html", help="write the report there instead"),
-    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
-           help="no progress, only the table"),
+
+def _load_of_text(text: str) -> object:
+    return text if text == SATURATED else REAL.from_text(text)
+
+
+def _load_of_yaml(value: object) -> object:
+    return value if value == SATURATED else REAL.from_yaml(value)
+
+
+def _slots_of_text(text: str) -> int | tuple[int, ...]:
+    numbers = tuple(int(word) for word in text.split(","))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _slots_of_yaml(value: object) -> int | tuple[int, ...]:
+    if isinstance(value, list) and value:
+        return tuple(int_of_yaml(item) for item in value)
+    return _slots_of_text(value) if isinstance(value, str) else int_of_yaml(value)
+
+
+def _alignment_of_text(text: str) -> tuple[str, int]:
+    name, colon, limit = text.partition(":")
+    rule = PrefillRule(name)
+    return name, int(limit) if colon else DEFAULT_LIMITS[rule]
+
+
+LOAD = Kind("saturated or a number", _load_of_text, _load_of_yaml, metavar="saturated|X")
+POLICY_NAMES = kinds.separated(NAME, "names with commas between", "all|NAME,NAME,...")
+SLOTS = Kind(
+    "a whole number, or one a worker with commas between", _slots_of_text, _slots_of_yaml,
+    metavar="N[,N...]",
 )  # fmt: skip
-BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+ALIGNMENT = Kind(
+    f"{', '.join(rule.value for rule in PrefillRule)}, and a limit in steps behind a colon",
+    _alignment_of_text,
+    lambda value: _alignment_of_text(str_of_yaml(value)),
+    metavar="ENGINE[:STEPS]",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateRequest:
-    """What one `equipoise simulate` was asked for; `progress` is `shown` or `hidden`.
+class SimulateRequest(Settings):
+    """What one `equipoise simulate` was asked for.
 
     report_interval and token_delay are in milliseconds; None: not set.
     """
 
-    trace: Path | None = None
-    format: str | None = None
-    workload: str | None = None
-    requests: int | None = None
-    prompt_limit: int | None = None
-    sampling: str | None = None
-    seeds: int = 5
-    seed: int = 0
-    workers: int = 8
-    slots_per_worker: int | tuple[int, ...] = 32
-    kv_tokens: int | None = None
-    prefill_chunk: int | None = None
-    prefill_alignment: tuple[str, int] | None = None
-    cached_blocks: int = 0
-    draft_tokens: int | None = None
-    acceptance: float | None = None
-    step_model: str = "share"
-    fixed_share: float | None = None
-    seconds_per_token: float | None = None
-    prompt_weight: float = 0.0
-    noise: float = 0.0
-    policies: tuple[str, ...] = ("all",)
-    load: str | float | None = None
-    arrivals: str | None = None
-    when_full: str = "queue"
-    front_ends: int = 1
-    report_interval: float | None = None
-    token_delay: float = 0.0
-    queue_timeout: float | None = None
-    window: int | None = None
-    wait_bonus: float | None = None
-    slack: float | None = None
-    overshoot: float | None = None
-    prefill_wait: float | None = None
-    sweep: str | None = None
-    points: tuple[float, ...] | None = None
-    out: Path = Path("equipoise-simulate")
-    json: Path | None = None
-    html: Path | None = None
-    progress: str = "shown"
+    # fmt: off
+    trace: Annotated[Path | None, Option(
+        "requests of a published trace, gzip or not; this, or --workload", WORKLOAD)] = None
+    format: Annotated[str | None, Option(
+        "of the file", WORKLOAD, kind=choice(tuple(FORMATS)), default="from how the file begins",
+        needs=("trace", "a workload has none"))] = None
+    workload: Annotated[str | None, Option(
+        "requests that are drawn: "
+        + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items()), WORKLOAD,
+        kind=choice(tuple(WORKLOADS)))] = None
+    requests: Annotated[int | None, Option(
+        "how many of them, from the trace's first row on", WORKLOAD, least=1, most=MAX_REQUESTS,
+        default="all of a trace, 40 a slot of a workload")] = None
+    prompt_limit: Annotated[int | None, Option(
+        "leave out requests with a longer prompt", WORKLOAD,
+        least=1, most=MAX_TOKENS, metavar="TOKENS")] = None
+    sampling: Annotated[Literal["bootstrap", "shuffled", "recorded"] | None, Option(
+        "what seeds of a trace differ in: requests drawn with replacement, the order, or neither",
+        WORKLOAD, needs=("trace", "a workload is drawn anew by each seed"),
+        default="bootstrap; with --cached-blocks shuffled, or recorded with times that "
+        "are drawn")] = None
+    seeds: Annotated[int, Option(
+        "runs of each policy; with one there are no intervals", WORKLOAD, least=1, most=MAX_SEEDS
+    )] = 5
+    seed: Annotated[int, Option(
+        "the first of them; the others follow", WORKLOAD, least=0, most=2**32)] = 0
+    workers: Annotated[int, Option(
+        "data-parallel workers, in lockstep", CLUSTER, least=1, most=MAX_WORKERS)] = 8
+    slots_per_worker: Annotated[int | tuple[int, ...], Option(
+        "requests that each serves at once, or a number for each worker", CLUSTER, kind=SLOTS,
+        least=1, most=MAX_SLOTS)] = 32
+    kv_tokens: Annotated[int | None, Option(
+        "what the KV cache of each holds; a request that never fits fails", CLUSTER,
+        least=1, most=MAX_TOKENS, metavar="TOKENS", default="no bound")] = None
+    prefill_chunk: Annotated[int | None, Option(
+        "prompt tokens that each computes in a step, besides decoding", CLUSTER,
+        least=1, most=MAX_TOKENS, metavar="TOKENS", default="none: prompts come computed")] = None
+    prefill_alignment: Annotated[tuple[str, int] | None, Option(
+        "what the engine does to compute prompts of several workers in the same steps: sglang "
+        "(prefill delayer, 30 steps at most), vllm (schedule interval, 8 steps) or trtllm "
+        "(attention DP balance, 50 at most)", CLUSTER, kind=ALIGNMENT,
+        needs=("prefill_chunk", "prompts come computed"),
+        rare=True)] = None
+    cached_blocks: Annotated[int, Option(
+        "blocks of prompts that each keeps for later ones, by the hashes of a trace", CLUSTER,
+        needs=("prefill_chunk", "prompts come computed"), least=0, most=MAX_TOKENS)] = 0
+    draft_tokens: Annotated[int | None, Option(
+        "tokens drafted a step, for speculative decoding", CLUSTER, least=1, most=MAX_DRAFTS,
+        rare=True)] = None
+    acceptance: Annotated[float | None, Option(
+        "chance that a draft is accepted if those before it were", CLUSTER,
+        needs=("draft_tokens", "nothing is drafted"),
+        least=0, most=1, default="0.7", rare=True)] = None
+    step_model: Annotated[str, Option(
+        "; ".join(f"{name}: {about}" for name, about in STEP_MODELS.items()), STEP,
+        kind=choice(tuple(STEP_MODELS)))] = "share"
+    fixed_share: Annotated[float | None, Option(
+        "part of a step at full load that does not depend on it, with share; below 1", STEP,
+        least=0, most=1, default="0.5")] = None
+    seconds_per_token: Annotated[float | None, Option(
+        "that reading one token of the KV cache takes; bfio has its own", STEP,
+        least=0, above=True, most=1, metavar="S", default="1e-7")] = None
+    prompt_weight: Annotated[float, Option(
+        "what computing a prompt token takes, in tokens read; fit counts with it too", STEP,
+        needs=("prefill_chunk", "prompts come computed"), least=0, most=1e9)] = 0.0
+    noise: Annotated[float, Option(
+        "of a lognormal factor on each worker's work in each step", STEP,
+        least=0, most=10, metavar="SIGMA")] = 0.0
+    policies: Annotated[tuple[str, ...], Option(
+        "routers to compare; page Simulation says what each does", ROUTING, kind=POLICY_NAMES,
+        default="all")] = ("all",)
+    load: Annotated[str | float | None, Option(
+        "requests always wait, or they come at this part of the capacity", ROUTING, kind=LOAD,
+        least=LEAST_LOAD, most=MAX_LOAD,
+        default="saturated, or with --arrivals trace the trace's own")] = None
+    arrivals: Annotated[Literal["poisson", "trace"] | None, Option(
+        "how they come at a load: at random, or at the trace's times, stretched", ROUTING,
+        default="poisson")] = None
+    when_full: Annotated[Literal["queue", "hold"], Option(
+        "what policies that push do while every worker is full: as published, queue at a worker, "
+        "or hold the request back", ROUTING)] = "queue"
+    front_ends: Annotated[int, Option(
+        "processes that route; each sees its own requests only", ROUTING,
+        least=1, most=MAX_FRONT_ENDS)] = 1
+    report_interval: Annotated[float | None, Option(
+        "how old reports of workers get; 0: never old", ROUTING,
+        least=0, most=1e9, metavar="MS", default="as each policy was published", rare=True)] = None
+    token_delay: Annotated[float, Option(
+        "how late front ends learn of tokens and ends; 0: after every step", ROUTING,
+        least=0, most=1e9, metavar="MS", rare=True)] = 0.0
+    queue_timeout: Annotated[float | None, Option(
+        "after which a request that waits is given up", ROUTING,
+        least=0, above=True, most=1e9, metavar="SECONDS", default="no end")] = None
+    window: Annotated[int | None, Option(
+        "fit: waiting requests that it chooses from", ROUTING,
+        least=1, most=MAX_WINDOW, default="the policy's", rare=True)] = None
+    wait_bonus: Annotated[float | None, Option(
+        "fit: what having waited for a step is worth, in mean sizes of the requests that wait; "
+        "more is fairer", ROUTING, least=0, most=1e12, default="the policy's", rare=True)] = None
+    slack: Annotated[float | None, Option(
+        "fit: how far above the mean load a worker still takes requests, in standard deviations "
+        "of the loads", ROUTING, least=0, most=1e6, default="the policy's", rare=True)] = None
+    overshoot: Annotated[float | None, Option(
+        "fit: what a token above the level costs, in tokens below it and times the workers",
+        ROUTING, least=0, most=1e6, default="the policy's", rare=True)] = None
+    prefill_wait: Annotated[float | None, Option(
+        "fit: requests wait for each other, so that prompts are computed "
+        "together, until X times what one costs alone is lost; 0: never", ROUTING,
+        needs=("prompt_weight", "prompts are free without it"),
+        least=0, most=1e6, default="the policy's", rare=True)] = None
+    sweep: Annotated[Literal["load", "workers"] | None, Option(
+        "the same again at several loads, or on several numbers of workers", SWEEP)] = None
+    points: Annotated[tuple[float, ...] | None, Option(
+        "of the sweep", SWEEP, kind=kinds.REALS, needs=("sweep", "what is swept"),
+        default="loads 0.5,0.6,...,1.2; workers 4,8,16,32")] = None
+    out: Annotated[Path, Option(
+        "folder of summary.json and report.html", OUTPUT, metavar="DIR"
+    )] = Path("equipoise-simulate")
+    json: Annotated[Path | None, Option(
+        "write the figures there instead", OUTPUT, default="DIR/summary.json")] = None
+    html: Annotated[Path | None, Option(
+        "write the report there instead", OUTPUT, default="DIR/report.html")] = None
+    # fmt: on
 
     @property
     def figures_file(self) -> Path:
@@ -223,7 +250,7 @@ SWEEP_LOADS = 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2
 SWEEP_WORKERS = 4.0, 8.0, 16.0, 32.0
 
 
-def simulate(arguments: Namespace, command: str) -> int:
+def simulate(request: SimulateRequest, command: str) -> int:
     """Run every policy on every seed, write figures and report, print the table; returns 0.
 
     Raises UsageError before anything is written, EquipoiseError where no request was served.
@@ -232,7 +259,6 @@ def simulate(arguments: Namespace, command: str) -> int:
     from equipoise.report.simulation.table import render
     from equipoise.report.terminal import stdout_colour_mode
 
-    request = request_of(vars(arguments))
     validate(request)
     with _refused():
         simulation = run_simulation(request)
@@ -255,11 +281,6 @@ def _check_served(request: SimulateRequest, simulation: "SimulationResult") -> N
     why = " and ".join(f"{flag} {value:g}" for flag, value in bounds.items() if value is not None)
     why = why or "these settings"
     raise EquipoiseError(f"every request failed, with every policy: {why} let none be served")
-
-
-def request_of(arguments: Mapping[str, Any]) -> SimulateRequest:
-    """What the command line asks for, its configuration file included."""
-    return SimulateRequest(**request_values(arguments, BY_KEY))
 
 
 def run_simulation(request: SimulateRequest) -> "SimulationResult":
@@ -357,17 +378,13 @@ def _write(request: SimulateRequest, simulation: "SimulationResult", command: st
 
     about = {"command": command, "settings": json_value(asdict(request))}
     figures = about | to_json(simulation)
-    text = json.dumps(figures, indent=2, allow_nan=False)
-    place = write_file(request.figures_file, text + "\n", request.out)
-    lines = [f"figures: {place}"]
     from equipoise.report.simulation.html import render_html
-    from equipoise.report.svg import PlotsMissing
 
-    try:
-        place = write_file(
-            request.report_file, render_html(simulation, about, figures), request.out
-        )
-        lines.append(f"report: {place}")
-    except PlotsMissing as missing:
-        warn(f"no report: {missing}")
+    lines = write_figures(request.figures_file, figures, request.out)
+    lines += write_page(
+        request.report_file, lambda: render_html(simulation, about, figures), "report", request.out
+    )
     print_written(request.progress, lines)
+
+
+COMMAND = Command(SimulateRequest, simulate, description=SIMULATE, examples=SIMULATE_EXAMPLES)

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from equipoise.cli import kinds
+from equipoise.cli.command import Settings
 from equipoise.cli.offline import usage_errors
-from equipoise.cli.option import Option
-from equipoise.cli.option_checks import check_count
 from equipoise.hal.errors import UsageError
+from equipoise.option import Option
 
 if TYPE_CHECKING:
     from equipoise.balancer.formats import CountsTrace, RoutingTrace
@@ -19,43 +18,29 @@ TRACE = "the trace"
 DEFAULT_STEP_TOKENS = 8192
 MAX_STEP_TOKENS = 2**24
 
-TRACE_OPTIONS = (
-    Option(key="format", kind=kinds.NAME, group=TRACE, metavar="NAME",
-           shown_default="as the file looks", help="format of the file, as the page Formats names "
-           "it"),
-    Option(key="experts", kind=kinds.WHOLE, group=TRACE, metavar="N",
-           shown_default="as the file says, else its largest id + 1",
-           help="experts per layer"),
-    Option(key="layers", kind=kinds.WHOLE, group=TRACE, metavar="N",
-           shown_default="as the file says", help="layers of the model, dense ones too: SGLang's "
-           "responses do not say it"),
-    Option(key="top_k", kind=kinds.WHOLE, group=TRACE, metavar="N",
-           shown_default="as the file says", help="experts of a token, likewise"),
-    Option(key="step_tokens", kind=kinds.WHOLE, group=TRACE, metavar="N",
-           shown_default=f"{DEFAULT_STEP_TOKENS}",
-           help="tokens of a step over all ranks, where the file holds requests"),
-    Option(key="phase", kind=kinds.PHASE, group=TRACE, metavar="|".join(kinds.PHASES),
-           shown_default="prefill", help="how tokens of requests come together: the next tokens, "
-           "or the next token of each of as many requests"),
-)  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
-class TraceRequest:
-    """What both commands were asked for; each as its option says, None where it was not given."""
+class TraceRequest(Settings):
+    """What both commands were asked for; None where it was not given."""
 
-    format: str | None = None
-    experts: int | None = None
-    layers: int | None = None
-    top_k: int | None = None
-    step_tokens: int | None = None
-    phase: str | None = None
-
-
-def check_trace(request: TraceRequest) -> None:
-    """Raises UsageError for a value out of range."""
-    if request.step_tokens is not None:
-        check_count("--step-tokens", request.step_tokens, MAX_STEP_TOKENS)
+    # fmt: off
+    format: Annotated[str | None, Option(
+        "format of the file, as the page Formats names it", TRACE, default="as the file looks"
+    )] = None
+    experts: Annotated[int | None, Option(
+        "experts per layer", TRACE, default="as the file says, else its largest id + 1")] = None
+    layers: Annotated[int | None, Option(
+        "layers of the model, dense ones too: SGLang's responses do not say it", TRACE,
+        default="as the file says")] = None
+    top_k: Annotated[int | None, Option(
+        "experts of a token, likewise", TRACE, default="as the file says")] = None
+    step_tokens: Annotated[int | None, Option(
+        "tokens of a step over all ranks, where the file holds requests", TRACE,
+        least=1, most=MAX_STEP_TOKENS, default=f"{DEFAULT_STEP_TOKENS}")] = None
+    phase: Annotated[Literal["prefill", "decode"] | None, Option(
+        "how tokens of requests come together: the next tokens, or the next token of each of as "
+        "many requests", TRACE, default="prefill")] = None
+    # fmt: on
 
 
 def open_trace(path: Path, request: TraceRequest) -> "CountsTrace | RoutingTrace":

@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.cli import advise, kinds, progress
+from equipoise.cli import advise, progress
 from equipoise.cli.advise import AdviseRequest
 from equipoise.report.advice import advice as answers
 from equipoise.report.advice.hardware import LINKS, PRECISIONS, shipped_hardware
@@ -52,18 +52,18 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD = {
-    "no statistics": ((), "the following arguments are required: STATS"),
+    "no statistics": ((), "STATS is missing: see equipoise"),
     "a missing file": (("none.npy", *RANKS), "none.npy: cannot be read"),
     "nothing counted": (("zero.npy", *RANKS), "all counts are 0"),
     "no ranks": (("counts.npy",), "--ranks is needed: there is no --installed"),
-    "no rank": (("counts.npy", "--ranks", "0"), "--ranks must be at least 1"),
+    "no rank": (("counts.npy", "--ranks", "0"), "--ranks must be 1 to 4096, got 0"),
     "slots that do not divide": (
         ("counts.npy", *RANKS, "--slots", "13"),
         "--slots 13 is not divisible by 4 ranks",
     ),
     "too few slots": (("counts.npy", *RANKS, "--slots", "4"), "--slots must be 8 to 32"),
     "too many slots": (("counts.npy", *RANKS, "--slots", "36"), "one on every rank, got 36"),
-    "no slot": (("counts.npy", *RANKS, "--slots", "0"), "--slots must be at least 1"),
+    "no slot": (("counts.npy", *RANKS, "--slots", "0"), "--slots must be 1 to 65536, got 0"),
     "other ranks than installed": (
         ("counts.npy", "--installed", "installed.json", "--ranks", "2"),
         "--installed: installed.json: is for 4 ranks, not 2",
@@ -73,7 +73,10 @@ BAD = {
         "places 8 experts, and the statistics are of 4",
     ),
     "a negative target": (("counts.npy", *RANKS, "--target", "-1"), "--target must be 0 to 1000"),
-    "no rows": (("counts.npy", *RANKS, "--step-rows", "0"), "--step-rows must be at least 1"),
+    "no rows": (
+        ("counts.npy", *RANKS, "--step-rows", "0"),
+        "--step-rows must be 1 to 1099511627776, got 0",
+    ),
     "hardware without an expert": (
         ("counts.npy", *RANKS, "--hardware", "h100"),
         "--hardware needs --expert-bytes, or --hidden and --intermediate",
@@ -93,7 +96,7 @@ BAD = {
     ),
     "a width of nothing": (
         ("counts.npy", *RANKS, "--hidden", "0", "--intermediate", "5"),
-        "--hidden must be at least 1",
+        "--hidden must be 1 to 1048576, got 0",
     ),
     "unknown hardware": (
         ("counts.npy", *RANKS, *MACHINE, "--hardware", "abacus"),
@@ -137,7 +140,7 @@ BAD = {
     ),
     "KV cache used more than whole": (
         ("counts.npy", *RANKS, *KV_CACHE, "--memory", "1G", "--kv-usage", "1.1"),
-        "--kv-usage must be above 0 and at most 1, got 1.1",
+        "--kv-usage must be above 0, up to 1, got 1.1",
     ),
     "weights that leave no KV cache": (
         ("counts.npy", *RANKS, *KV_CACHE, "--memory", "6k"),
@@ -152,11 +155,11 @@ BAD = {
     "a latency that is no number": (("counts.npy", "--itl", "nan"), "expected a number"),
     "more than all of the memory": (
         ("counts.npy", *RANKS, "--memory-share", "1.5"),
-        "--memory-share must be above 0 and at most 1, got 1.5",
+        "--memory-share must be above 0, up to 1, got 1.5",
     ),
     "none of the latency": (
         ("counts.npy", *RANKS, "--moe-share", "0"),
-        "--moe-share must be above 0 and at most 1, got 0",
+        "--moe-share must be above 0, up to 1, got 0",
     ),
     "a link of unknown hardware": (
         ("counts.npy", *RANKS, "--link", "network"),
@@ -347,14 +350,15 @@ def test_advise_command_line_overrides_config_file(
 
 def test_advise_option_defaults_match_question() -> None:
     request = {field.name: field.default for field in fields(AdviseRequest)}
-    assert set(advise.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
+    options = advise.COMMAND.options
+    assert set(options) == set(request) - {"statistics"}
     for field in fields(AdviceInputs):
         if field.name in request and field.default is not MISSING:
-            shown = advise.BY_KEY[field.name].shown_default if field.name in advise.BY_KEY else ""
+            shown = options[field.name].shown_default if field.name in options else ""
             given = request[field.name]
             assert given == field.default or (given is None and shown == str(field.default))
-    assert kinds.LINKS == LINKS
-    assert tuple(PRECISIONS) == kinds.PRECISIONS
+    assert options["link"].kind.words == LINKS
+    assert options["precision"].kind.words == tuple(PRECISIONS)
 
 
 def test_advise_tells_which_part_it_plans(

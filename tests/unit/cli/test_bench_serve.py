@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.fakes.fake_openai_server import Fake, start
 
-from equipoise.cli.bench import make_load_plan, request_of
+from equipoise.cli.bench import make_load_plan
 from equipoise.serve.load_client import ClosedLoop, OpenLoop
 
 TIMEOUT_S = 200.0
@@ -18,13 +18,13 @@ URL = ("--url", "http://127.0.0.1:1")
 BAD: dict[tuple[str, ...], str] = {
     (): "--url is needed",
     ("--url", "a:1"): "--url has to be http://HOST:PORT",
-    (*URL, "--requests", "0"): "--requests must be at least 1, got 0",
+    (*URL, "--requests", "0"): "--requests must be 1 to 100000000, got 0",
     (*URL, "--rate", "0"): "--rate must be above 0",
     (*URL, "--rate", "1", "--concurrency", "1"): "--rate and --concurrency: give one",
-    (*URL, "--concurrency", "0"): "--concurrency must be at least 1, got 0",
+    (*URL, "--concurrency", "0"): "--concurrency must be 1 to 65536, got 0",
     (*URL, "--workload", "none"): "expected prop or az24 or reason or sharegpt, got 'none'",
     (*URL, "--endpoint", "none"): "expected chat or completions, got 'none'",
-    (*URL, "--prompt-tokens", "0"): "--prompt-tokens must be at least 1",
+    (*URL, "--prompt-tokens", "0"): "--prompt-tokens must be 1 to 1048576, got 0",
     (*URL, "--timeout", "0"): "--timeout must be above 0",
     (*URL, "--seed", "-1"): "--seed must be at least 0",
     (*URL, "--trace", "none.csv"): "--trace: none.csv",
@@ -43,11 +43,9 @@ def test_bench_serve_rejects_bad_input(
 
 
 def plan_for(*line: str) -> Any:
-    from equipoise.cli.parser import build_parser
+    from equipoise.cli.parser import read_request
 
-    return make_load_plan(
-        request_of(vars(build_parser().parse_args(["bench", "serve", *URL, *line])))
-    )
+    return make_load_plan(read_request(["bench", "serve", *URL, *line])[1])
 
 
 def test_bench_serve_plan_follows_rate_concurrency_and_trace(tmp_path: Path) -> None:

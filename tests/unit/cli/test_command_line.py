@@ -18,6 +18,12 @@ MISTYPED = {
     "a mistyped command": (("pln", "x"), "unknown command 'pln'; did you mean plan?"),
     "a command like none": (("zzz",), "unknown command 'zzz'; known: run, record, conformance"),
     "a mistyped subject": (("bench", "srve"), "unknown command 'srve'; did you mean serve?"),
+    "an option that no command is before": (("--rank", "32"), "unknown option --rank: see equip"),
+    "a missing argument": (("plan",), "STATS is missing: see equipoise plan --help"),
+    "a missing subject": (("bench",), "SUBJECT is missing: see equipoise bench --help"),
+    "an option without its value": (("plan", "x", "--ranks"), "--ranks needs a value: see equip"),
+    "two hyphens for a value": (("plan", "x", "--out=--"), "--out needs a value"),
+    "a value of a switch": (("plan", "x", "--quiet=1"), "--quiet takes no value, got '1'"),
     "an argument too many": (
         ("doctor", "here"),
         "unexpected argument 'here': see equipoise doctor",

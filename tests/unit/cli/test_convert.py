@@ -11,7 +11,7 @@ import pytest
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
 from equipoise.balancer.formats import format_names
-from equipoise.cli.convert import BY_KEY, ConvertRequest
+from equipoise.cli.convert import COMMAND, ConvertRequest
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD = {
-    "no output": (("counts.npy",), "the following arguments are required: OUT"),
+    "no output": (("counts.npy",), "OUT is missing: see equipoise"),
     "a missing file": (("none.npy", "o.csv"), "none.npy: cannot be read"),
     "a file that is neither": (("words.json", "o.csv"), "is not statistics or a placement"),
     "a broken file": (("broken.json", "o.csv"), "broken.json: "),
@@ -52,7 +52,7 @@ BAD = {
     "other ranks": (("placement.json", "o.yaml", "--ranks", "2"), "is for 4 ranks, not 2"),
     "ranks that do not divide": (("map.npy", "o.json", "--ranks", "5"), "do not divide among 5"),
     "ranks of statistics": (("recorded", "o.csv", "--ranks", "2"), "and not a placement"),
-    "no rank": (("map.npy", "o.json", "--ranks", "0"), "--ranks must be at least 1, got 0"),
+    "no rank": (("map.npy", "o.json", "--ranks", "0"), "--ranks must be 1 to 4096, got 0"),
     "a folder in use": (("counts.npy", "recorded"), "is there already, and is not an empty folder"),
 }
 
@@ -124,8 +124,8 @@ def test_convert_options_from_file_and_format_names(equipoise: Callable[..., Any
     Path("convert.yaml").write_text("format: eplb-table\nquiet: true\n")
     assert equipoise("convert", "placement.json", "o.json", "--config", "convert.yaml").code == 0
     assert formats.read_placement("o.json").source == "eplb-table: o.json"
-    request_fields = set(ConvertRequest.__dataclass_fields__) - {"source", "out", "progress"}
-    assert set(BY_KEY) - {"quiet"} == request_fields
+    request_fields = set(ConvertRequest.__dataclass_fields__) - {"source", "out"}
+    assert set(COMMAND.options) == request_fields
     assert (
         tuple(form.name for form in formats.known_formats()[:6] if form.write_suffixes)
         == format_names.STATISTICS_FORMAT_NAMES

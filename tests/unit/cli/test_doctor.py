@@ -60,9 +60,9 @@ def test_doctor_says_that_checks_of_an_engine_failed(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = DoctorCheck("abacus", passed=False, detail="not installed: install abacus")
-    monkeypatch.setattr(engines, "requested", lambda arguments: ("abacus",))
+    monkeypatch.setattr(engines, "installed", lambda: ("abacus",))
     monkeypatch.setattr(engines, "examine", lambda name: (missing,))
-    answer = equipoise("doctor")
+    answer = equipoise("doctor", "--abacus")
     assert answer.code == 1
     assert "MISSING: not installed: install abacus" in answer.out
     assert answer.out.splitlines()[-1] == (

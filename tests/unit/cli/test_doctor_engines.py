@@ -1,7 +1,6 @@
 """`equipoise doctor` for serving engines."""
 
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -9,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli import engines
-from equipoise.cli.doctor import doctor
-from equipoise.cli.parser import build_parser
+from equipoise.cli.parser import read_request
 
 
 def well() -> Iterator[tuple[str, bool, str]]:
@@ -35,13 +33,15 @@ def _two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "entry_points", points.select)
 
 
-def looked_at(*words: str) -> Namespace:
-    return build_parser().parse_args(["doctor", *words])
+def doctor(*words: str) -> int:
+    command, request = read_request(["doctor", *words])
+    assert command is not None
+    return command.run(request, "equipoise doctor")
 
 
 @pytest.mark.usefixtures("_two")
 def test_doctor_passes_compatible_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor(looked_at("--abacus")) == 0
+    assert doctor("--abacus") == 0
     out = capsys.readouterr().out
     assert "abacus" in out
     assert "1.0, which was tested" in out
@@ -53,7 +53,7 @@ def test_doctor_fails_engine_with_missing_hook(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     report = tmp_path / "found.json"
-    assert doctor(looked_at("--ruler", "--abacus", "--json", str(report))) == 1
+    assert doctor("--ruler", "--abacus", "--json", str(report)) == 1
     out = capsys.readouterr().out
     assert "MISSING: engine.place:call is missing" in out
     assert json.loads(report.read_text())["ruler"] == [
@@ -66,7 +66,7 @@ def test_doctor_passes_engine_with_unsupported_optional_part(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     report = tmp_path / "found.json"
-    assert doctor(looked_at("--tape", "--json", str(report))) == 0
+    assert doctor("--tape", "--json", str(report)) == 0
     out = capsys.readouterr().out
     assert "not to be had: it has no place for them" in out
     assert out.splitlines()[-1] == "every part that can be had can be switched on"
@@ -77,5 +77,5 @@ def test_doctor_passes_engine_with_unsupported_optional_part(
 def test_doctor_reports_integration_import_failure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert doctor(looked_at("--gone")) == 1
+    assert doctor("--gone") == 1
     assert "cannot be looked at: No module" in " ".join(capsys.readouterr().out.split())

@@ -11,7 +11,7 @@ import yaml
 from check_docs import refusal
 
 from equipoise.balancer.requests.policy_factory import PolicyFactory, routing_policy_factory
-from equipoise.cli.picker import OPTIONS, option_values, picker_settings, policy_of, read_endpoints
+from equipoise.cli.picker import COMMAND, PickerRequest, picker_settings, policy_of, read_endpoints
 from equipoise.hal.errors import UsageError
 from equipoise.serve import policy_process
 from equipoise.serve.picker import server
@@ -47,7 +47,7 @@ BAD = {
     ONE + "port: 70000": "--port must be 0 to 65535",
     ONE + "health_port: -1": "--health-port must be 0 to 65535",
     ONE + "fallbacks: 9": "--fallbacks must be 0 to 8, got 9",
-    ONE + "fallbacks: -1": "--fallbacks must be at least 0, got -1",
+    ONE + "fallbacks: -1": "--fallbacks must be 0 to 8, got -1",
     ONE + "queue_timeout: 0": "--queue-timeout must be above 0",
     ONE + "tls_key: k.pem": "--tls-key needs --tls-cert",
     ONE + "tls_cert: none.pem": "--tls-cert none.pem: No such file",
@@ -56,8 +56,8 @@ BAD = {
     ONE + "policy: helpers.fakes.failing_policies:FixedWorkers": (
         "--policy: it takes no new worker: IndexError: worker 1"
     ),
-    ONE + "max_body: 1": "--max-body must be at least 1024",
-    ONE + "max_body: 3GiB": "--max-body must be at most 2046MiB",
+    ONE + "max_body: 1": "--max-body must be 1KiB to 2046MiB, got 1",
+    ONE + "max_body: 3GiB": "--max-body must be 1KiB to 2046MiB, got 3221225472",
     ONE + "max_body: 2MiB\nmax_buffered: 1MiB": (
         "--max-buffered must be at least --max-body (2097152), got 1048576"
     ),
@@ -120,13 +120,13 @@ def test_picker_command_line_overrides_config_file(
 def test_picker_takes_endpoints_of_a_file_and_of_a_name(tmp_path: Path) -> None:
     path = tmp_path / "endpoints.yaml"
     path.write_text("workers: []")
-    values = option_values({"endpoints_file": path, "slots": 5})
+    values = PickerRequest(endpoints_file=path, slots=5)
     settings = picker_settings(values)
     assert isinstance(settings.endpoints, EndpointsFile)
     assert settings.endpoints.read(path) == ()
     path.write_text(ONE)
     assert [one.slots for one in settings.endpoints.read(path)] == [5]
-    values = option_values({"endpoints_name": "workers", "endpoints_ports": "8000, 8001"})
+    values = PickerRequest(endpoints_name="workers", endpoints_ports="8000, 8001")
     source = picker_settings(values).endpoints
     assert isinstance(source, DnsEndpoints)
     assert (source.name, source.ports, source.slots) == ("workers", (8000, 8001), 256)
@@ -151,16 +151,16 @@ def test_picker_refuses_a_pipe_as_endpoints_file(
 
 
 def test_policy_waits_for_steps_only_where_chunks_tell_of_them() -> None:
-    assert policy_of({}, TokenSource.CHUNKS) == ("fit", {})
-    assert policy_of({}, TokenSource.NONE) == ("fit", {"lockstep": False})
-    values = {"policy": "br0", "policy_options": (("lockstep", True),)}
+    assert policy_of(PickerRequest(), TokenSource.CHUNKS) == ("fit", {})
+    assert policy_of(PickerRequest(), TokenSource.NONE) == ("fit", {"lockstep": False})
+    values = PickerRequest(policy="br0", policy_options=(("lockstep", True),))
     assert policy_of(values, TokenSource.METRICS) == ("br0", {"lockstep": True})
-    assert policy_of({"policy": "mine:POLICY"}, TokenSource.NONE) == ("mine:POLICY", {})
+    assert policy_of(PickerRequest(policy="mine:POLICY"), TokenSource.NONE) == ("mine:POLICY", {})
 
 
 def test_picker_help_defaults_match_settings() -> None:
-    settings = picker_settings(option_values({"workers": ["http://10.0.0.1:8000"]}))
-    shown = {option.key: option.shown_default for option in OPTIONS}
+    settings = picker_settings(PickerRequest(workers=("http://10.0.0.1:8000",)))
+    shown = {option.key: option.shown_default for option in COMMAND.options.values()}
     assert shown["queue_timeout"] == f"{settings.timeouts.queue:g}"
     assert shown["drain_timeout"] == f"{settings.timeouts.drain:g}"
     assert shown["max_queued"] == str(settings.limits.queued)
@@ -183,7 +183,7 @@ def kubernetes_objects(kind: str) -> dict[str, Any]:
 def test_example_of_kubernetes_is_taken_and_waits_for_no_steps(tmp_path: Path) -> None:
     [text] = [one["data"]["picker.yaml"] for one in kubernetes_objects("ConfigMap").values()]
     (tmp_path / "picker.yaml").write_text(text)
-    values = option_values({"config": tmp_path / "picker.yaml"})
+    values = COMMAND.read({"config": tmp_path / "picker.yaml"})
     settings = picker_settings(values)
     assert settings.tokens is TokenSource.CHUNKS
     assert policy_of(values, settings.tokens) == ("fit", {"lockstep": False})
@@ -213,7 +213,7 @@ def test_example_of_kubernetes_starts_the_policy_server_that_its_pickers_name(
 
     [config] = kubernetes_objects("ConfigMap").values()
     (tmp_path / "picker.yaml").write_text(config["data"]["picker.yaml"])
-    values = option_values({"config": tmp_path / "picker.yaml"})
+    values = COMMAND.read({"config": tmp_path / "picker.yaml"})
     pickers = picker_settings(values)
     service = kubernetes_objects("Service")["equipoise-policy"]
     assert str(pickers.policy_server) == f"{service['metadata']['name']}:{settings.port}"
@@ -235,7 +235,7 @@ def test_example_of_kubernetes_starts_the_policy_server_that_its_pickers_name(
 
 def test_example_configuration_is_taken() -> None:
     root = Path(__file__).parents[3]
-    values = option_values({"config": root / "examples" / "picker" / "picker.yaml"})
+    values = COMMAND.read({"config": root / "examples" / "picker" / "picker.yaml"})
     assert picker_settings(values).tokens is TokenSource.METRICS
 
 

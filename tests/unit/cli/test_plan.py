@@ -16,7 +16,6 @@ from equipoise.balancer.experts import Plan, plan
 from equipoise.balancer.experts.config import Objective, PlanningPolicy, Split
 from equipoise.balancer.experts.planning import planner
 from equipoise.balancer.formats import format_names
-from equipoise.cli import kinds
 from equipoise.cli import plan as plan_command
 from equipoise.cli.plan import PlanRequest
 
@@ -48,7 +47,7 @@ def statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[An
 
 
 BAD = {
-    "no statistics": ((), "the following arguments are required: STATS"),
+    "no statistics": ((), "STATS is missing: see equipoise"),
     "a missing file": (("none.npy", *SHAPE, *OUT), "none.npy: cannot be read"),
     "a truncated file": (("cut.npy", *SHAPE, *OUT), "cut.npy: "),
     "negative counts": (
@@ -62,9 +61,18 @@ BAD = {
     "no output": (("counts.npy", *SHAPE), "-o is needed"),
     "no ranks": (("counts.npy", "--slots", "12", *OUT), "--ranks is needed"),
     "no slots": (("counts.npy", "--ranks", "4", *OUT), "--slots is needed"),
-    "no rank": (("counts.npy", "--ranks", "0", "--slots", "12", *OUT), "--ranks must be at least"),
-    "too many ranks": (("counts.npy", "--ranks", "9999", *OUT), "--ranks must be at most 4096"),
-    "too many slots": (("counts.npy", *SHAPE, "--slots", "9" * 9, *OUT), "--slots must be at most"),
+    "no rank": (
+        ("counts.npy", "--ranks", "0", "--slots", "12", *OUT),
+        "--ranks must be 1 to 4096, got 0",
+    ),
+    "too many ranks": (
+        ("counts.npy", "--ranks", "9999", *OUT),
+        "--ranks must be 1 to 4096, got 9999",
+    ),
+    "too many slots": (
+        ("counts.npy", *SHAPE, "--slots", "9" * 9, *OUT),
+        "--slots must be 1 to 65536, got 999999999",
+    ),
     "too few slots": (("counts.npy", *SHAPE, "--slots", "4", *OUT), "4 slots cannot hold 8 exp"),
     "slots that do not divide": (("counts.npy", *SHAPE, "--slots", "13", *OUT), "do not divide"),
     "nodes that do not divide": (("counts.npy", *SHAPE, "--nodes", "3", *OUT), "among 3 nodes"),
@@ -74,7 +82,7 @@ BAD = {
     ),
     "a strange loss to survive": (
         ("counts.npy", *SHAPE, *OUT, "--survive", "3"),
-        ": error: --survive must be 0, 1 or 2, got 3",
+        ": error: --survive must be 0 to 2, got 3",
     ),
     "a survival that does not fit": (
         ("counts.npy", *SHAPE, *OUT, "--survive", "1"),
@@ -106,10 +114,19 @@ BAD = {
     ),
     "a negative sigma": (("counts.npy", *SHAPE, *OUT, "--sigma", "-1"), "--sigma must be 0 to 100"),
     "a cheap node": (("counts.npy", *SHAPE, *OUT, "--node-cost", "0"), "--node-cost must be 1 to"),
-    "an unknown survival": (("counts.npy", *SHAPE, *OUT, "--survive", "3"), "survive must be 0, 1"),
+    "an unknown survival": (
+        ("counts.npy", *SHAPE, *OUT, "--survive", "3"),
+        "--survive must be 0 to 2, got 3",
+    ),
     "too few to survive": (("counts.npy", *SHAPE, *OUT, "--survive", "1"), "needs two slots an"),
-    "no thread": (("counts.npy", *SHAPE, *OUT, "--threads", "0"), "--threads must be at least 1"),
-    "a crowd of threads": (("counts.npy", *SHAPE, *OUT, "--threads", "9999"), "at most 256"),
+    "no thread": (
+        ("counts.npy", *SHAPE, *OUT, "--threads", "0"),
+        "--threads must be 1 to 256, got 0",
+    ),
+    "a crowd of threads": (
+        ("counts.npy", *SHAPE, *OUT, "--threads", "9999"),
+        "--threads must be 1 to 256, got 9999",
+    ),
     "copies of nothing": (("counts.npy", *SHAPE, *OUT, "--max-copies", "1"), "needs --installed"),
     "a byte budget without what a copy weighs": (
         ("counts.npy", "--installed", "installed.json", *OUT, "--byte-budget", "1M"),
@@ -162,7 +179,7 @@ BAD = {
     ),
     "negative copies": (
         ("counts.npy", "--installed", "installed.json", *OUT, "--max-copies", "-1"),
-        "--max-copies must not be negative",
+        "--max-copies must be at least 0, got -1",
     ),
     "an installed file that is missing": (
         ("counts.npy", "--installed", "none.json", *OUT),
@@ -426,10 +443,11 @@ def test_plan_option_defaults_match_planner() -> None:
     for name, default in request.items():
         if name in parameters and default not in (None, MISSING):
             assert parameters[name].default == default, name
-    assert set(plan_command.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
-    assert tuple(PlanningPolicy) == kinds.POLICIES
-    assert tuple(Split) == kinds.SPLITS
-    assert tuple(Objective) == kinds.OBJECTIVES
+    options = plan_command.COMMAND.options
+    assert set(options) == set(request) - {"statistics"}
+    assert tuple(PlanningPolicy) == options["policy"].kind.words
+    assert tuple(Split) == options["split"].kind.words
+    assert tuple(Objective) == options["objective"].kind.words
     writable_formats = tuple(
         form.name for form in formats.known_formats()[6:] if form.write_suffixes
     )

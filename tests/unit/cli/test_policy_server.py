@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.cli.policy_server import OPTIONS
+from equipoise.cli.policy_server import COMMAND
 from equipoise.serve import policy_process, server
 from equipoise.serve.picker import server as picker_server
 from equipoise.serve.policy_process import PolicyServerSettings
@@ -84,7 +84,7 @@ def test_policy_server_help_defaults_match_settings(
 ) -> None:
     assert equipoise("policy-server").code == 0
     assert served == [PolicyServerSettings()]
-    shown = {option.key: option.shown_default for option in OPTIONS}
+    shown = {option.key: option.shown_default for option in COMMAND.options.values()}
     for key in ("host", "port", "metrics_port"):
         assert shown[key] == str(getattr(PolicyServerSettings(), key))
 

@@ -177,6 +177,11 @@ def test_write_file_to_stdout_goes_behind_what_was_printed(tmp_path: Path, opene
     [
         ("--help >&-", 0, ""),
         ("--help > /dev/full", 3, "equipoise: error: standard output: No space left on device"),
+        (
+            "plan --help > /dev/full",
+            3,
+            "equipoise: error: standard output: No space left on device",
+        ),
         ("run --ranks 0 2>&-", 2, ""),
         ("run --ranks 0 2> /dev/full", 2, ""),
     ],
@@ -197,6 +202,18 @@ def test_program_ends_without_traceback_on_unusable_outputs(
     assert completed.returncode == code
     assert len(completed.stderr.splitlines()) == bool(message)
     assert message in completed.stderr
+
+
+def test_full_output_of_help_is_noticed_without_buffering() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this machine has no /dev/full")
+    with Path("/dev/full").open("w") as full:
+        completed = subprocess.run(
+            [sys.executable, "-u", "-m", "equipoise", "--help"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=240, check=False,
+        )  # fmt: skip
+    assert completed.returncode == 3
+    assert completed.stderr.startswith("equipoise: error: standard output: No space left")
 
 
 def test_program_ends_silently_when_stdout_reader_closed() -> None:

@@ -12,8 +12,7 @@ import torch
 from equipoise.balancer import formats
 from equipoise.balancer.formats import IterationRange, StatisticsRecorder
 from equipoise.cli.record import BY_KEY, RecordRequest, resolve_record_request
-from equipoise.cli.run_options import MOVES, PLANS, WATCHING
-from equipoise.cli.run_options import OPTIONS as RUN_OPTIONS
+from equipoise.cli.run_options import BY_KEY as RUN_OPTIONS
 from equipoise.demo import launcher
 from equipoise.demo.model import ModelConfig
 from equipoise.demo.progress import RunProgress
@@ -22,6 +21,9 @@ from equipoise.demo.run_record import save_record
 from equipoise.demo.settings import (
     EXPERTS,
     LAYERS,
+    MOVES,
+    PLANS,
+    WATCHING,
     Balance,
     RecordedContent,
     RecordingSettings,
@@ -247,8 +249,8 @@ BAD = {
         "-o: a.json needs the suffix .jsonl for sglang-routed",
     ),
     "a suffix that nobody writes": (("-o", "rec.pt"), "-o: rec.pt: "),
-    "no rank": (("-o", "rec", "--ranks", "0"), "--ranks must be at least 1"),
-    "no step": (("-o", "rec", "--steps", "0"), "--steps must be at least 1"),
+    "no rank": (("-o", "rec", "--ranks", "0"), "--ranks must be 1 to 64, got 0"),
+    "no step": (("-o", "rec", "--steps", "0"), "--steps must be 1 to 100000, got 0"),
     "a placement": (("-o", "rec", "--placement", "p.json"), "unknown option --placement"),
     "a word for balance": (("-o", "rec", "--balance", "maybe"), "expected on or off, got 'maybe'"),
     "a run that is not there": (("-o", "rec", "--run", "none"), "none is not the record of a run"),
@@ -330,8 +332,10 @@ def test_record_options_reach_request(tmp_path: Path) -> None:
     )
     assert (request.range, request.run, request.out, request.format) == tuple(options.values())
     assert (request.settings.ranks, request.settings.steps, request.progress) == (8, 5, "hidden")
-    assert resolve_record_request({}, {}) == RecordRequest(
-        settings=RunSettings(balance=Balance.OFF)
+    assert resolve_record_request({}, {"out": Path("o")}) == RecordRequest(
+        settings=RunSettings(balance=Balance.OFF),
+        out=Path("o"),
+        explicit_options=frozenset({"out"}),
     )
     absent = {"placement", "commit", "json", "html"}
     # Every rank counts all layers.
@@ -340,9 +344,9 @@ def test_record_options_reach_request(tmp_path: Path) -> None:
     # nothing watches it, and how experts move is nothing to it.
     groups = WATCHING, PLANS, MOVES
     absent |= {"exchange", "locality", "routing_rule", "variants"} | {
-        option.key for option in RUN_OPTIONS if option.group in groups
+        option.key for option in RUN_OPTIONS.values() if option.group in groups
     }
-    assert {option.key for option in RUN_OPTIONS} - absent <= set(BY_KEY)
+    assert set(RUN_OPTIONS) - absent <= set(BY_KEY)
 
 
 def test_record_options_come_from_config_file(

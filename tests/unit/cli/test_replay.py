@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise.cli.replay import BY_KEY, ReplayRequest
+from equipoise.cli.replay import COMMAND as REPLAY
+from equipoise.cli.replay import ReplayRequest
 from equipoise.report import svg
 
 STEPS, LAYERS, EXPERTS = 60, 2, 8
@@ -32,7 +33,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, An
 
 
 BAD = {
-    "no trace": ((), "the following arguments are required: TRACE"),
+    "no trace": ((), "TRACE is missing: see equipoise"),
     "no number of ranks": (("counts.npy", *OURS), "--ranks is needed"),
     "a missing file": (("none.npy", "--ranks", "4", *OURS), "none.npy: cannot be read"),
     "a file that is no trace": (("text.npy", "--ranks", "4", *OURS), "text.npy: array: not an npy"),
@@ -192,7 +193,7 @@ def test_replay_options_come_from_config_file(equipoise: Callable[..., Any]) -> 
     assert (answer.code, answer.err) == (0, "")
     assert answer.out == equipoise(*COMMAND).out
     fields = set(ReplayRequest.__dataclass_fields__)
-    assert set(BY_KEY) - {"quiet"} == fields - {"trace", "progress"}
+    assert set(REPLAY.options) == fields - {"trace"}
 
 
 def test_replay_memory_says_what_slots_cost(equipoise: Callable[..., Any]) -> None:

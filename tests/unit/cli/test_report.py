@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.cli.report import BY_KEY, ReportRequest
+from equipoise.cli.report import COMMAND, ReportRequest
 from equipoise.report import svg
 
 RANKS, EXPERTS = 4, 8
@@ -41,7 +41,7 @@ def recorded_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarr
 
 
 BAD = {
-    "no statistics": ((), "the following arguments are required: STATS"),
+    "no statistics": ((), "STATS is missing: see equipoise"),
     "a missing folder": (("none",), "none: "),
     "ranks that nobody says": (("counts.npz",), "--ranks is needed: counts.npz does not say"),
     "iterations that were not recorded": (
@@ -49,8 +49,11 @@ BAD = {
         "--range: recorded: has iterations 100-103, and 101-104 is not within them",
     ),
     "no iteration": (("recorded", "--range", "101-101"), "expected START-STOP"),
-    "no rank": (("recorded", "--ranks", "0"), "--ranks must be at least 1"),
-    "more ranks than may be": (("recorded", "--ranks", "5000"), "--ranks must be at most 4096"),
+    "no rank": (("recorded", "--ranks", "0"), "--ranks must be 1 to 4096, got 0"),
+    "more ranks than may be": (
+        ("recorded", "--ranks", "5000"),
+        "--ranks must be 1 to 4096, got 5000",
+    ),
     "nothing counted": (("zero.npy", "--ranks", "2"), "all counts are 0"),
     "a placement as statistics": (("placement.json",), "is a placement (format equip"),
     "statistics as a placement": (
@@ -174,7 +177,7 @@ def test_report_options_come_from_config_file(equipoise: Callable[..., Any]) -> 
     assert equipoise("report", "recorded", "--config", "report.yaml").err == ""
     assert json.loads(Path("f.json").read_text())["ranks"] == 2
     fields = set(ReportRequest.__dataclass_fields__)
-    assert set(BY_KEY) - {"quiet"} == fields - {"statistics", "progress"}
+    assert set(COMMAND.options) == fields - {"statistics"}
 
 
 def test_report_range_ignores_other_iterations(

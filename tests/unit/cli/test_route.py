@@ -9,15 +9,15 @@ import pytest
 from helpers.paths import ROOT
 
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
-from equipoise.cli.parser import build_parser
-from equipoise.cli.route import OPTIONS, request_of, route_settings
+from equipoise.cli.parser import read_request
+from equipoise.cli.route import COMMAND, RouteRequest, route_settings
 from equipoise.hal.errors import UsageError
 from equipoise.serve import dependencies, server
 from equipoise.serve.settings import ClientRank, RouteSettings
 
 ONE = "workers: [http://a:1]\n"
 BAD = {
-    "port: 1\n": "workers are needed",
+    "port: 1\n": "--workers is needed: --workers URL ..., or `workers:` in --config",
     "workers: []": "key 'workers': expected a list of URLs or of mappings",
     "workers: http://a:1": "key 'workers': expected a list",
     "workers: ['http://a:1']\nmax_body: 2MiB\nmax_buffered: 1MiB": (
@@ -42,8 +42,8 @@ BAD = {
     ONE + "tls_key: k.pem": "--tls-key needs --tls-cert",
     ONE + "queue_timeout: 0": "--queue-timeout must be above 0",
     ONE + "total_timeout: 1e9": "--total-timeout must be above 0, up to 604800 seconds",
-    ONE + "attempts: 0": "--attempts must be at least 1, got 0",
-    ONE + "max_header: 10": "--max-header must be at least 1024, got 10",
+    ONE + "attempts: 0": "--attempts must be 1 to 2147483648, got 0",
+    ONE + "max_header: 10": "--max-header must be at least 1KiB, got 10",
     ONE + "health_interval: 0": "--health-interval must be above 0",
     ONE + "client_rank: maybe": "key 'client_rank': expected honour or forbid, got 'maybe'",
     ONE + "api_key_file: none.txt": "--api-key-file: none.txt cannot be read",
@@ -143,13 +143,12 @@ def test_route_command_line_overrides_config_file(
 
 def test_route_allows_no_origin_by_none() -> None:
     line = ["route", "--workers", "http://a:1", "--allowed-origins", "none"]
-    arguments = build_parser().parse_args(line)
-    assert route_settings(request_of(vars(arguments))).access.allowed_origins == ()
+    assert route_settings(read_request(line)[1]).access.allowed_origins == ()
 
 
 def test_route_help_defaults_match_settings() -> None:
-    settings = route_settings(request_of({"workers": ["http://a:1"]}))
-    shown_defaults = {option.key: option.shown_default for option in OPTIONS}
+    settings = route_settings(RouteRequest(workers=("http://a:1",)))
+    shown_defaults = {option.key: option.shown_default for option in COMMAND.options.values()}
     assert shown_defaults["queue_timeout"] == f"{settings.timeouts.queue:g}"
     assert shown_defaults["max_body"] == f"{settings.limits.body >> 20}MiB"
     assert shown_defaults["max_header"] == f"{settings.limits.header >> 10}KiB"
@@ -160,8 +159,7 @@ def test_route_help_defaults_match_settings() -> None:
 
 def test_route_accepts_workers_on_command_line() -> None:
     line = ["route", "--workers", "http://a:1", "http://b:2", "--workers", "http://c:3"]
-    arguments = build_parser().parse_args([*line, "--policy-options", "window=32", "slack=.5"])
-    request = request_of(vars(arguments))
+    _, request = read_request([*line, "--policy-options", "window=32", "slack=.5"])
     assert [one.name for one in route_settings(request).workers] == ["a:1", "b:2", "c:3"]
     assert dict(request.policy_options) == {"window": 32, "slack": 0.5}
     assert callable(routing_policy_factory("fit", dict(request.policy_options)))
@@ -171,7 +169,7 @@ def test_route_accepts_workers_on_command_line() -> None:
 def test_route_refuses_a_setting_that_is_there_twice(option: str) -> None:
     line = ["route", "--workers", "http://a:1", option, "path=3", "path=4"]
     with pytest.raises(UsageError, match=f"{option}: path is there twice"):
-        request_of(vars(build_parser().parse_args(line)))
+        route_settings(read_request(line)[1])
 
 
 def test_route_custom_policy_rejects_options() -> None:
@@ -216,7 +214,7 @@ def test_route_docs_example_config_is_accepted(
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_route_report_example_configs_are_accepted(name: str) -> None:
     path = ROOT / "examples" / "configs" / f"route-reports-{name}.yaml"
-    settings = route_settings(request_of({"config": path}))
+    settings = route_settings(COMMAND.read({"config": path}))
     assert settings.reports is not None
     assert settings.reports.interval == 0.1
     assert set(settings.reports.names) >= {settings.reports.waiting, settings.reports.running}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.cli.route_report import BY_KEY, FIELDS, RouteReportRequest
+from equipoise.cli.route_report import COMMAND, RouteReportRequest
 from equipoise.report import svg
 from equipoise.serve.outcomes import RequestOutcome
 from equipoise.serve.request_log import RequestRecord
@@ -44,7 +44,7 @@ def logs(equipoise: Callable[..., Any]) -> None:
 
 
 BAD = {
-    "no log": ((), "the following arguments are required: LOG"),
+    "no log": ((), "LOG is missing: see equipoise"),
     "a missing one": (("none",), "none: cannot be read: No such file"),
     "a folder": ((".",), ".: cannot be read: Is a directory"),
     "a pipe": (("pipe",), "pipe: is not a regular file"),
@@ -156,6 +156,5 @@ def test_route_report_without_matplotlib_prints_table_and_warns(
 
 
 def test_route_report_options_match_request_fields() -> None:
-    keys = {FIELDS.get(key, key) for key in BY_KEY}
-    fields = {"log", "progress", *(keys - {"quiet"})}
+    fields = {"log", *(option.field for option in COMMAND.options.values())}
     assert set(RouteReportRequest.__dataclass_fields__) == fields

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.processes.ports import free_port
 
-from equipoise.cli.run_options import OPTIONS, default_of
+from equipoise.cli.run_options import BY_KEY
 from equipoise.demo import launcher
 from equipoise.demo.expert_parallel import SlotWeights
 from equipoise.demo.model.config import ModelConfig
@@ -200,7 +200,7 @@ def test_run_serves_variants_of_config_file(
     [
         (
             ("--variants", "exact", "fast"),
-            "argument --variants: expected a variant (unbalanced, placement, static, lagged, "
+            "--variants: expected a variant (unbalanced, placement, static, lagged, "
             "local, node, exact), got 'fast'",
         ),
         (
@@ -360,12 +360,12 @@ def test_run_help_shows_every_option_with_default(capsys: pytest.CaptureFixture[
     from equipoise.cli.main import main
 
     with pytest.raises(SystemExit) as exit_info:
-        main(["run", "--help"])
+        main(["run", "--help-all"])
     assert exit_info.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for option in OPTIONS:
+    for option in BY_KEY.values():
         assert option.name in text
-        assert f"(default: {default_of(option)})" in text
+        assert f"default: {option.shown_default})" in text
 
 
 def test_run_settings_constants_match_model_config() -> None:

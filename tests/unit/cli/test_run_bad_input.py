@@ -14,8 +14,8 @@ from helpers.processes.ports import free_port
 from equipoise.cli.files import probe_file, probe_folder
 
 BAD = {
-    "no rank": (("--ranks", "0"), "--ranks must be at least 1, got 0"),
-    "negative ranks": (("--ranks", "-2"), "--ranks must be at least 1, got -2"),
+    "no rank": (("--ranks", "0"), "--ranks must be 1 to 64, got 0"),
+    "negative ranks": (("--ranks", "-2"), "--ranks must be 1 to 64, got -2"),
     "a lock where a step waits for its device": (
         ("--backend", "helpers.fakes.forgetful_backend:FORGETFUL", "--commit", "in_place"),
         "--commit in_place is for --backend cpu here, not helpers.fakes.forgetful_backend",
@@ -26,17 +26,20 @@ BAD = {
     ),
     "ranks that do not divide the experts": (("--ranks", "5", "--slots", "40"), "does not divide"),
     "a word for a number": (("--ranks", "four"), "expected a whole number, got 'four'"),
-    "fewer slots than experts": (("--slots", "28"), "fewer than the 32 experts"),
+    "fewer slots than experts": (("--slots", "28"), "--slots must be 32 to 4096, got 28"),
     "slots not divisible by ranks": (("--slots", "42"), "not divisible by --ranks 4"),
-    "too few redundant experts": (("--num-redundant-experts", "-4"), "at least 0, got -4"),
+    "too few redundant experts": (
+        ("--num-redundant-experts", "-4"),
+        "--num-redundant-experts must be 0 to 4064, got -4",
+    ),
     "two slot counts": (("--slots", "40", "--num-redundant-experts", "8"), "gives both"),
-    "no step": (("--steps", "0"), "--steps must be at least 1"),
+    "no step": (("--steps", "0"), "--steps must be 1 to 100000, got 0"),
     "steps within the window": (("--steps", "4"), "no step is left after a load window of 4"),
     "fewer steps than texts": (
         ("--steps", "2", "--variants", "unbalanced"),
         "fewer than the 3 texts",
     ),
-    "no window": (("--window-size", "0"), "--window-size must be at least 1"),
+    "no window": (("--window-size", "0"), "--window-size must be 1 to 100000, got 0"),
     "a window longer than the interval": (("--window-size", "9"), "longer than --step-interval 8"),
     "an unknown backend": (("--backend", "abacus"), "unknown name 'abacus'; known: "),
     "mpi without mpiexec": (
@@ -54,14 +57,14 @@ BAD = {
     ),
     "more stages than layers": (
         ("--ranks", "8", "--pipeline-ranks", "8"),
-        "--pipeline-ranks must be at most 6, got 8",
+        "--pipeline-ranks must be 1 to 6, got 8",
     ),
-    "no stage": (("--pipeline-ranks", "0"), "--pipeline-ranks must be at least 1, got 0"),
+    "no stage": (("--pipeline-ranks", "0"), "--pipeline-ranks must be 1 to 6, got 0"),
     "slices that do not divide a stage": (
         ("--pipeline-ranks", "2", "--tensor-ranks", "4"),
         "--tensor-ranks 4 does not divide the 2 rank(s) of a stage",
     ),
-    "no micro-batches": (("--micro-batches", "0"), "--micro-batches must be at least 1, got 0"),
+    "no micro-batches": (("--micro-batches", "0"), "--micro-batches must be 1 to 16, got 0"),
     "micro-batches of one stage": (
         ("--micro-batches", "2"),
         "--micro-batches has no meaning with one stage",
@@ -70,11 +73,17 @@ BAD = {
         ("--pipeline-ranks", "2", "--slots", "41"),
         "not divisible by the 2 ranks of a stage",
     ),
-    "too many ranks": (("--ranks", "128"), "--ranks must be at most 64, got 128"),
-    "too many slots": (("--slots", "4100"), "--slots must be at most 4096 a layer, got 4100"),
-    "too many steps": (("--steps", "100001"), "--steps must be at most 100000, got 100001"),
-    "an enormous window": (("--window-size", "9" * 30), "--window-size must be at most 100000"),
-    "an enormous interval": (("--step-interval", "100001"), "--step-interval must be at most"),
+    "too many ranks": (("--ranks", "128"), "--ranks must be 1 to 64, got 128"),
+    "too many slots": (("--slots", "4100"), "--slots must be 32 to 4096, got 4100"),
+    "too many steps": (("--steps", "100001"), "--steps must be 1 to 100000, got 100001"),
+    "an enormous window": (
+        ("--window-size", "9" * 30),
+        "--window-size must be 1 to 100000, got 999999999999999999999999999999",
+    ),
+    "an enormous interval": (
+        ("--step-interval", "100001"),
+        "--step-interval must be 1 to 100000, got 100001",
+    ),
     "a backend that does not exist": (("--backend", "no.such:THING"), "--backend: backend 'no.s"),
     "an object that is no backend": (("--backend", "os:path"), "'os:path' is not a Backend"),
     "a backend without a name": (("--backend", ":"), "--backend: backend ':' does not import"),
@@ -86,14 +95,14 @@ BAD = {
     "a deadline of aeons": (("--deadline", "1e300"), "seconds, got 1e+300"),
     "a deadline that is no number": (("--deadline", "nan"), "expected a number of seconds"),
     "an endless deadline": (("--deadline", "inf"), "expected a number of seconds"),
-    "no port": (("--metrics-port", "0"), "--metrics-port must be at least 1, got 0"),
+    "no port": (("--metrics-port", "0"), "--metrics-port must be 1 to 65535, got 0"),
     "a port too high for the last rank": (
         ("--metrics-port", "65533"),
-        "--metrics-port must be at most 65532, got 65533",
+        "--metrics-port must be 1 to 65532, got 65533",
     ),
     "an interval of no step": (
         ("--log-balancedness", "--log-balancedness-interval", "0"),
-        "--log-balancedness-interval must be at least 1",
+        "--log-balancedness-interval must be 1 to 100000, got 0",
     ),
     "a library that is not here": (
         ("--wandb", "mine"),
@@ -301,5 +310,5 @@ def test_run_as_process_rejects_bad_input_with_one_line() -> None:
         timeout=240,
         check=False,
     )
-    expected = "equipoise: error: --ranks must be at least 1, got 0\n"
+    expected = "equipoise: error: --ranks must be 1 to 64, got 0\n"
     assert (completed.returncode, completed.stdout, completed.stderr) == (2, "", expected)

@@ -9,10 +9,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli.run_options import BY_KEY, MOVES, PLANS, resolve_run_request
+from equipoise.cli.run_options import BY_KEY, resolve_run_request
 from equipoise.cli.validation import check_engine
 from equipoise.demo.settings import (
     LAYERS,
+    MOVES,
+    PLANS,
     SLOT_BYTES,
     CommitMode,
     RoutingRule,
@@ -185,7 +187,7 @@ def test_dependent_options_are_rejected_alone(
     answer = equipoise("run", *words)
     assert (answer.code, answer.out, launched_settings) == (2, "", [])
     [line] = answer.err.splitlines()
-    assert f"{BY_KEY[key].name} has no meaning without {needs}: " in line
+    assert f"{BY_KEY[key].name} needs {needs}: " in line
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ BAD = {
         ("good.json", "--variants", "unbalanced"),
         "--variants must include placement, which the run is about; got unbalanced",
     ),
-    "no rank": (("good.yaml", "--ranks", "0"), "--ranks must be at least 1"),
+    "no rank": (("good.yaml", "--ranks", "0"), "--ranks must be 1 to 64"),
     "ranks that do not divide": (("good.yaml", "--ranks", "5"), "--ranks 5 does not divide 32"),
     "ranks that do not divide the slots": (("good.yaml", "--ranks", "16"), "good.yaml: "),
     "an output over it": (

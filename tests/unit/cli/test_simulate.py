@@ -15,7 +15,7 @@ from helpers.paths import ROOT
 from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.balancer.requests.simulation_run import SimulationMetrics
 from equipoise.cli.config import read_config
-from equipoise.cli.simulate import BY_KEY, SimulateRequest
+from equipoise.cli.simulate import COMMAND, SimulateRequest
 from equipoise.cli.simulate_setup import known_policies
 from equipoise.report.simulation.table import WIDTH
 
@@ -180,7 +180,7 @@ def test_simulate_sweep_adds_picture_to_report(equipoise: Callable[..., Any]) ->
 
 def test_simulate_options_match_request_fields() -> None:
     names = {field.name for field in fields(SimulateRequest)}
-    assert set(BY_KEY) - {"quiet"} == names - {"progress"}
+    assert set(COMMAND.options) == names
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -209,7 +209,7 @@ def test_simulate_example_configs_are_valid(size: str) -> None:
     from equipoise.cli.simulate_setup import set_up_trial, validate
 
     path = CONFIGS / f"simulate-{size}.yaml"
-    options = read_config(path, BY_KEY)
+    options = read_config(path, COMMAND.options)
     assert set(options) == set(yaml.safe_load(path.read_text()))
     request = SimulateRequest(**options)
     validate(request)
@@ -220,8 +220,8 @@ def test_simulate_help_lists_every_option(
     equipoise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        equipoise("simulate", "--help")
+        equipoise("simulate", "--help-all")
     assert exit_info.value.code == 0
     text = capsys.readouterr().out
-    for option in BY_KEY.values():
+    for option in COMMAND.options.values():
         assert option.name in text, option.name

@@ -46,13 +46,19 @@ BAD = {
         "has no request with a prompt of at most 1 tokens",
     ),
     "samples of a workload": ((*SYNTHETIC, "--sampling", "shuffled"), "--sampling needs --trace"),
-    "no worker": ((*SYNTHETIC, "--workers", "0"), "--workers must be at least 1, got 0"),
+    "no worker": ((*SYNTHETIC, "--workers", "0"), "--workers must be 1 to 4096, got 0"),
     "a negative number of workers": (
         (*SYNTHETIC, "--workers", "-4"),
-        "--workers must be at least 1",
+        "--workers must be 1 to 4096, got -4",
     ),
-    "too many workers": ((*SYNTHETIC, "--workers", "5000"), "--workers must be at most 4096"),
-    "no slot": ((*SYNTHETIC, "--slots-per-worker", "0"), "--slots-per-worker must be at least 1"),
+    "too many workers": (
+        (*SYNTHETIC, "--workers", "5000"),
+        "--workers must be 1 to 4096, got 5000",
+    ),
+    "no slot": (
+        (*SYNTHETIC, "--slots-per-worker", "0"),
+        "--slots-per-worker must be 1 to 65536, got 0",
+    ),
     "slots of other workers": (
         (*SYNTHETIC, "--slots-per-worker", "8,8", "--workers", "3"),
         "--slots-per-worker has 2 numbers, and there are 3 --workers",
@@ -81,10 +87,10 @@ BAD = {
         (*SYNTHETIC, "--prefill-alignment", "vllm"),
         "--prefill-alignment needs --prefill-chunk",
     ),
-    "no room": ((*SYNTHETIC, "--kv-tokens", "0"), "--kv-tokens must be at least 1"),
-    "no request": ((*SYNTHETIC, "--requests", "0"), "--requests must be at least 1"),
-    "no seed": ((*SYNTHETIC, "--seeds", "0"), "--seeds must be at least 1"),
-    "a negative seed": ((*SYNTHETIC, "--seed", "-1"), "--seed must be 0 to 4.29497e+09, got -1"),
+    "no room": ((*SYNTHETIC, "--kv-tokens", "0"), "--kv-tokens must be 1 to 1099511627776, got 0"),
+    "no request": ((*SYNTHETIC, "--requests", "0"), "--requests must be 1 to 10000000, got 0"),
+    "no seed": ((*SYNTHETIC, "--seeds", "0"), "--seeds must be 1 to 1000, got 0"),
+    "a negative seed": ((*SYNTHETIC, "--seed", "-1"), "--seed must be 0 to 4294967296, got -1"),
     "no load": ((*SYNTHETIC, "--load", "0"), "--load must be 1e-06 to 100, got 0"),
     "next to no load": (
         (*SYNTHETIC, "--load", "1e-300"),
@@ -110,11 +116,11 @@ BAD = {
     ),
     "all of a step fixed": (
         (*SYNTHETIC, "--fixed-share", "1"),
-        "--fixed-share must be at least 0 and",
+        "--fixed-share must be below 1, got 1",
     ),
     "less than nothing fixed": (
         (*SYNTHETIC, "--fixed-share", "-0.1"),
-        "at least 0 and below 1, got -",
+        "--fixed-share must be 0 to 1, got -0.1",
     ),
     "a share of another model": (
         (*SYNTHETIC, "--fixed-share", "0.3", "--step-model", "blog"),
@@ -133,14 +139,14 @@ BAD = {
     "no queue timeout": ((*SYNTHETIC, "--queue-timeout", "0"), "--queue-timeout must be above 0"),
     "negative queue timeout": (
         (*SYNTHETIC, "--queue-timeout", "-1"),
-        "--queue-timeout must be 0 to 1e+09, got -1",
+        "--queue-timeout must be above 0, up to 1e+09, got -1",
     ),
     "reports from the future": (
         (*SYNTHETIC, "--report-interval", "-5"),
         "--report-interval must be 0 to",
     ),
-    "no front end": ((*SYNTHETIC, "--front-ends", "0"), "--front-ends must be at least 1"),
-    "no window": ((*SYNTHETIC, "--window", "0"), "--window must be at least 1"),
+    "no front end": ((*SYNTHETIC, "--front-ends", "0"), "--front-ends must be 1 to 1024, got 0"),
+    "no window": ((*SYNTHETIC, "--window", "0"), "--window must be 1 to 65536, got 0"),
     "negative wait bonus": ((*SYNTHETIC, "--wait-bonus", "-1"), "--wait-bonus must be 0 to"),
     "negative slack": ((*SYNTHETIC, "--slack", "-1"), "--slack must be 0 to"),
     "negative prefill wait": ((*SYNTHETIC, "--prefill-wait", "-1"), "--prefill-wait must be 0 to"),

@@ -13,7 +13,7 @@ from equipoise.balancer.requests.policy_settings import POLICIES, WhenFull
 from equipoise.balancer.requests.simulation import SaturatedArrivals, TimedArrivals
 from equipoise.balancer.requests.workload import Workload
 from equipoise.cli.simulate import (
-    BY_KEY,
+    COMMAND,
     SWEEP_LOADS,
     SWEEP_WORKERS,
     SimulateRequest,
@@ -66,7 +66,7 @@ def test_cluster_options_reach_simulated_cluster() -> None:
 
 def test_slots_and_alignment_of_a_file_reach_simulated_cluster() -> None:
     options = {"slots_per_worker": [4, 2], "prefill_alignment": "sglang", "prefill_chunk": 64}
-    parsed = {key: BY_KEY[key].kind.from_yaml(value) for key, value in options.items()}
+    parsed = {key: COMMAND.options[key].kind.from_yaml(value) for key, value in options.items()}
     cluster = set_up_trial(request(workers=2, **parsed), None).trial.scenario.cluster
     assert cluster.worker_slots == (4, 2)
     aligned = PrefillAlignment(PrefillRule.PREFILL_DELAYER, 30)
@@ -203,7 +203,7 @@ def test_simulate_warns_when_seeds_share_recorded_trace(
     run_simulation(
         request(
             workload=None, trace=write_trace(tmp_path), sampling="recorded", seeds=2, workers=1,
-            policies=("fit",), progress="hidden",
+            policies=("fit",), quiet=True,
         )
     )  # fmt: skip
     assert "seeds differ in nothing but what policies and noise draw" in capsys.readouterr().err
@@ -219,7 +219,7 @@ def test_published_trace_is_simulated_without_failures(name: str, load: float | 
     report = run_simulation(
         request(
             workload=None, trace=path, requests=400, workers=4, slots_per_worker=8, seeds=2,
-            load=load, policies=("round_robin", "fit"), progress="hidden",
+            load=load, policies=("round_robin", "fit"), quiet=True,
         )
     )  # fmt: skip
     assert report.subject.requests.count == 400

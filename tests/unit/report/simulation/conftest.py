@@ -15,7 +15,7 @@ def small(**options: object) -> SimulationResult:
     """Run a small simulation; it takes a fraction of a second."""
     default_options: dict[str, object] = {
         "workload": "sharegpt", "requests": 80, "workers": 3, "slots_per_worker": 4, "seeds": 2,
-        "policies": ("round_robin", "br0", "fit"), "progress": "hidden",
+        "policies": ("round_robin", "br0", "fit"), "quiet": True,
     }  # fmt: skip
     return run_simulation(SimulateRequest(**(default_options | options)))  # type: ignore[arg-type]
 

@@ -470,7 +470,8 @@ def test_plan_sigma_default_is_that_of_command_line(
     monkeypatch.setattr(planner, "_native_options", aims)
     load = skewed_load(3, windows)
     plan(load, slots=SLOTS, ranks=RANKS, policy=policy, objective=objective)
-    request = PlanRequest(statistics=Path("x.npy"), policy=policy, objective=objective)
+    options: dict[str, Any] = {"policy": str(policy), "objective": str(objective)}
+    request = PlanRequest(statistics=Path("x.npy"), out=Path("y.json"), **options)
     assert sigmas == [request.sigma_for(windows)]
     uses_sigma = windows >= 8 and policy != PlanningPolicy.GREEDY and objective == Objective.TOKENS
     assert sigmas == [1.0 if uses_sigma else 0.0]
