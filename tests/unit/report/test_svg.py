@@ -8,8 +8,7 @@ from helpers.paths import ROOT
 
 from equipoise.report.svg import TEXT_COLOUR, draw, file_of
 
-LIVE = "live.svg"  # frames of a terminal with its colours: tests/benchmarks/test_animated_svg.py
-IMAGES = [path for path in sorted((ROOT / "docs" / "images").glob("*.svg")) if path.name != LIVE]
+IMAGES = sorted((ROOT / "docs" / "images").glob("*.svg"))
 
 
 def assert_has_dark_colours(svg: str) -> None:
