@@ -69,17 +69,17 @@ def convert(request: ConvertRequest, command: str) -> int:
     if not isinstance(contents, formats.ExpertPlacement):
         warn_of_dropped_layers(request.source, contents)
     place = describe_path(request.out)
-    loss = _write(request, contents)
+    target, loss = _write(request, contents)
     if loss:
         warn(f"{request.out}: {loss}")
-    print_written(request.progress, [f"{_origin(contents.source)} -> {place}"])
+    print_written(request.progress, [f"{_origin(contents.source)} -> {place} ({target})"])
     return 0
 
 
 def _origin(origin: str) -> str:
     """Names both formats where one field could be of either: SGLang's map has vLLM's field."""
-    form, colon, path = origin.partition(": ")
-    return f"{SHARED.get(form, form)}{colon}{path}"
+    form, _, path = origin.partition(": ")
+    return f"{path} ({SHARED.get(form, form)})"
 
 
 def _read(request: ConvertRequest) -> "ExpertStatistics | ExpertPlacement":
@@ -89,19 +89,21 @@ def _read(request: ConvertRequest) -> "ExpertStatistics | ExpertPlacement":
         return read_either(request.source, ranks=request.ranks)
 
 
-def _write(request: ConvertRequest, contents: "ExpertStatistics | ExpertPlacement") -> str | None:
-    """What was lost, in words, or None."""
+def _write(
+    request: ConvertRequest, contents: "ExpertStatistics | ExpertPlacement"
+) -> tuple[str, str | None]:
+    """Name of the format, and what was lost, in words, or None."""
     from equipoise.balancer import formats
 
     is_statistics = isinstance(contents, formats.ExpertStatistics)
     choose = formats.statistics_format if is_statistics else formats.placement_format
     with usage_errors(f"{request.source} holds {'statistics' if is_statistics else 'a placement'}"):
-        choose(request.out, request.format)
+        target = choose(request.out, request.format).name
     ensure_folder(request.out.parent)
     with usage_errors():
         if isinstance(contents, formats.ExpertStatistics):
-            return formats.write_statistics(request.out, contents, request.format)
-        return formats.write_placement(request.out, contents, request.format)
+            return target, formats.write_statistics(request.out, contents, request.format)
+        return target, formats.write_placement(request.out, contents, request.format)
 
 
 COMMAND = Command(ConvertRequest, convert, description=CONVERT, examples=EXAMPLES)

@@ -76,7 +76,7 @@ def test_convert_keeps_counts_and_warns_of_lost_fields(equipoise: Callable[..., 
     assert answer.err.splitlines() == [
         "equipoise: warning: deep/counts.csv: csv does not carry counts by rank, "
         "experts per token: lost",
-        "tensorrt-llm: recorded -> deep/counts.csv, in a new folder",
+        "recorded (tensorrt-llm) -> deep/counts.csv, in a new folder (csv)",
     ]
     before, after = (formats.read_statistics(p) for p in ("recorded", "deep/counts.csv"))
     assert np.array_equal(before.counts, after.counts)
@@ -104,7 +104,7 @@ def test_convert_names_both_engines_of_a_map(equipoise: Callable[..., Any]) -> N
     answer = equipoise("convert", "sglang.json", "new/o.yaml", "--ranks", "4")
     assert answer.code == 0, answer.err
     last = answer.err.splitlines()[-1]
-    assert last == "vllm or sglang: sglang.json -> new/o.yaml, in a new folder"
+    assert last == "sglang.json (vllm or sglang) -> new/o.yaml, in a new folder (tensorrt-llm)"
 
 
 def test_convert_full_disk_exits_3_without_output(
