@@ -8,6 +8,8 @@ from equipoise.cli.command import Parser
 from equipoise.cli.parser import build_parser
 from equipoise.hal.errors import UsageError
 
+SHELLS = "bash", "zsh", "fish", "tcsh"
+"""Those that the tests complete in; shtab has more."""
 FILES, FOLDERS = ("FILE", "DIR|FILE", "NAME|FILE"), ("DIR",)
 """Values of options, as `--help` names them."""
 
@@ -17,8 +19,8 @@ def render_completion(shell: str) -> str:
 
     Raises UsageError for a shell that has none.
     """
-    if shell not in shtab.SUPPORTED_SHELLS:
-        known = ", ".join(shtab.SUPPORTED_SHELLS)
+    if shell not in SHELLS:
+        known = ", ".join(SHELLS)
         raise UsageError(f"--print-completion: unknown shell {shell!r}; known: {known}")
     parser = build_parser()
     _prepare(parser)
