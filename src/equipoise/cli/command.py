@@ -190,8 +190,11 @@ class Parser(argparse.ArgumentParser):
         if mistyped is None:
             raise UsageError(self._words(message))
         names = re.findall(r"[\w-]+", mistyped[2])
-        hint = suggestion(mistyped[1], names) or f"; known: {', '.join(names)}"
-        raise UsageError(f"unknown command {mistyped[1]!r}{hint}")
+        word, flag = mistyped[1], f"--{mistyped[1]}"
+        hint = suggestion(word, names) or f"; known: {', '.join(names)}"
+        if flag in self._option_string_actions:
+            hint = f"; did you mean {flag}?"
+        raise UsageError(f"unknown command {word!r}{hint}")
 
     def _words(self, message: str) -> str:
         """What argparse says, in words of this program."""

@@ -17,6 +17,7 @@ MISTYPED = {
     ),
     "a mistyped command": (("pln", "x"), "unknown command 'pln'; did you mean plan?"),
     "a command like none": (("zzz",), "unknown command 'zzz'; known: run, record, conformance"),
+    "an option as a command": (("help", "plan"), "unknown command 'help'; did you mean --help?"),
     "a mistyped subject": (("bench", "srve"), "unknown command 'srve'; did you mean serve?"),
     "an option that no command is before": (("--rank", "32"), "unknown option --rank: see equip"),
     "a missing argument": (("plan",), "STATS is missing: see equipoise plan --help"),
