@@ -30,7 +30,7 @@ CHECKED_PACKAGES = (
     *(TORCH, "numpy", "safetensors", "matplotlib", "prometheus_client"),
     *("grpcio", "xds-protos"),
 )
-NO_TORCH = "torch does not import: see it below `checks`"
+NO_TORCH = "torch does not import: see `checks` below"
 HOST_BACKENDS = ("cpu", "host", "virtual")
 """Accelerators that need no device."""
 EXTRAS = {

@@ -26,7 +26,7 @@ RECORD_FILE = "record.npz"
 RUN = """\
 Serve real text through the shipped Mixture-of-Experts model on several ranks
 while its kind switches, balance the experts online, and compare every output
-with one process that does neither."""
+with that of one process that serves alone."""
 EXAMPLES = """\
 examples:
   equipoise run                             # four ranks, shipped texts, a report
