@@ -95,6 +95,7 @@ class CountsTrace:
         steps: number of steps.
         source: format and path, for messages.
         open_blocks: begins to read the counts, so many steps at once.
+        recorders: how many ranks recorded them; None if the file does not tell.
     """
 
     layers: tuple[int, ...]
@@ -103,6 +104,7 @@ class CountsTrace:
     steps: int
     source: str
     open_blocks: Callable[[int], Iterator[Ids]] = field(repr=False)
+    recorders: int | None = None
 
     def blocks(self, most_bytes: int) -> Iterator[Ids]:
         """Reads int32 (steps, layers, experts), block by block, from the first step.

@@ -71,6 +71,11 @@ class ExpertStatistics:
         return int(self.counts.shape[2])
 
     @property
+    def recorders(self) -> int | None:
+        """Number of ranks that recorded; None if only the sum is known."""
+        return None if self.by_rank is None else len(self.by_rank)
+
+    @property
     def iteration_range(self) -> IterationRange:
         """The iterations of the windows; counted from 0 if they have no numbers."""
         first = self.first_iteration or 0

@@ -35,6 +35,7 @@ def trace_of_statistics(path: Path, statistics: ExpertStatistics) -> CountsTrace
         statistics.windows,
         statistics.source,
         open_blocks,
+        statistics.recorders,
     )
 
 

@@ -24,6 +24,7 @@ from equipoise.cli.offline import (
     load_placement,
     load_statistics,
     print_written,
+    ranks_to_serve,
     usage_errors,
     write_figures,
 )
@@ -31,6 +32,7 @@ from equipoise.cli.progress import part_progress_for
 from equipoise.cli.trace_options import (
     TraceRequest,
     open_trace,
+    recorders_of,
     steps_of,
 )
 from equipoise.hal.errors import UsageError
@@ -60,7 +62,8 @@ class AdviseRequest(HardwareRequest, TraceRequest):
     # fmt: off
     statistics: Annotated[Path, STATISTICS]
     ranks: Annotated[int | None, Option(
-        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, default="those of --installed")] = None
+        "ranks that serve", SHAPE, least=1, most=MAX_RANKS,
+        default="those of --installed, or that recorded")] = None
     slots: Annotated[int | None, Option(
         "slots per layer over all ranks, a multiple of them", SHAPE, least=1, most=MAX_SLOTS,
         default="those of --installed, or as many as are advised")] = None
@@ -86,7 +89,12 @@ class AdviseRequest(HardwareRequest, TraceRequest):
 
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
+    from equipoise.balancer.formats import (
+        CountsTrace,
+        ExpertPlacement,
+        ExpertStatistics,
+        RoutingTrace,
+    )
     from equipoise.report.advice.advice import Advice
 
 
@@ -110,8 +118,6 @@ def advise(request: AdviseRequest, command: str) -> int:
 
 def _validate(request: AdviseRequest) -> None:
     """Raises UsageError for everything that can be refused without reading a file."""
-    if request.ranks is None and request.installed is None:
-        raise UsageError("--ranks is needed: there is no --installed to read it from")
     check_hardware(request)
     inputs = {"STATS": request.statistics}
     if request.installed is not None:
@@ -124,10 +130,13 @@ def _advice(request: AdviseRequest) -> "Advice":
     from equipoise.report.advice.inputs import AdviceInputs
 
     hardware = hardware_of(request, moves=request.itl is not None)
-    statistics, step_rows = _load(request)
+    trace = open_trace(request.statistics, request)
+    statistics, step_rows = _load(request, trace)
     installed = _load_installed(request, statistics)
-    ranks = request.ranks if installed is None else installed.ranks
-    assert ranks is not None
+    if installed is not None:
+        ranks = installed.ranks
+    else:
+        ranks = ranks_to_serve(request.ranks, request.statistics, recorders_of(trace))
     if request.slots is not None:
         check_slots(request.slots, statistics.experts, ranks)
     question = AdviceInputs(
@@ -157,7 +166,9 @@ def _explicit_options(request: AdviseRequest, *keys: str) -> dict[str, Any]:
     return {key: value for key in keys if (value := getattr(request, key)) is not None}
 
 
-def _load(request: AdviseRequest) -> "tuple[ExpertStatistics, int | None]":
+def _load(
+    request: AdviseRequest, trace: "CountsTrace | RoutingTrace"
+) -> "tuple[ExpertStatistics, int | None]":
     """Statistics, and rows of a layer in a step where windows are sums of several.
 
     Statistics are taken as they are; what holds tokens, or many steps, is summed into windows.
@@ -165,7 +176,6 @@ def _load(request: AdviseRequest) -> "tuple[ExpertStatistics, int | None]":
     from equipoise.balancer.formats import CountsTrace
     from equipoise.report.replay.windows import MAX_WINDOWS, windows_of
 
-    trace = open_trace(request.statistics, request)
     if isinstance(trace, CountsTrace) and trace.steps <= MAX_WINDOWS:
         return load_statistics(request.statistics), None
     with usage_errors():

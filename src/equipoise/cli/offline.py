@@ -64,6 +64,21 @@ def load_statistics(path: Path, during: "IterationRange | None" = None) -> "Expe
     return statistics
 
 
+def ranks_to_serve(ranks: int | None, path: Path, recorded: int | None) -> int:
+    """The ranks of `--ranks`, else those that recorded the file.
+
+    Raises UsageError where neither is known. One recorder says nothing: a run keeps the sum of its
+    ranks, and is written as one.
+    """
+    if ranks is not None:
+        return ranks
+    if recorded is None:
+        raise UsageError(f"--ranks is needed: {path} does not say how many ranks recorded it")
+    if recorded == 1:
+        raise UsageError(f"--ranks is needed: {path} has one rank's counts, or the sum of all")
+    return recorded
+
+
 def warn_of_dropped_layers(path: Path, statistics: "ExpertStatistics") -> None:
     """Warn of layers of the file that have no rows, which plans and files are without."""
     if statistics.empty_layers:

@@ -27,6 +27,7 @@ from equipoise.cli.offline import (
     load_placement,
     load_statistics,
     print_written,
+    ranks_to_serve,
     usage_errors,
     warn,
     warn_of_dropped_layers,
@@ -61,7 +62,8 @@ class PlanRequest(Settings):
     # fmt: off
     statistics: Annotated[Path, STATISTICS]
     ranks: Annotated[int | None, Option(
-        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, default="those of --installed")] = None
+        "ranks that serve", SHAPE, least=1, most=MAX_RANKS,
+        default="those of --installed, or that recorded")] = None
     slots: Annotated[int | None, Option(
         "slots per layer over all ranks, a multiple of them", SHAPE,
         least=1, most=MAX_SLOTS, default="those of --installed")] = None
@@ -98,7 +100,7 @@ class PlanRequest(Settings):
         "copies that may move, over all layers", SPARING,
         needs=("installed", "without it every copy is new"), least=0, default="no limit")] = None
     byte_budget: Annotated[int | None, Option(
-        "weights that may move, over all layers and ranks, such as 1.5GiB; needs --installed too",
+        "weights that may move, over all layers and ranks, such as 1.5GiB; from --installed",
         SPARING, kind=BYTES, needs=("expert_bytes", "how many copies it pays for"),
         default="no limit")] = None
     expert_bytes: Annotated[int | None, Option(
@@ -152,7 +154,7 @@ def plan(request: PlanRequest, command: str) -> int:
     if not all_statistics.empty_layers:
         warn_of_dropped_layers(request.statistics, statistics)
     installed = _load_installed(request, all_statistics)
-    request = _with_capacities(request, installed)
+    request = _with_shape(request, statistics, installed)
     unused = _unused_options(request, statistics.windows)
     if "sigma" in unused:
         request = replace(request, sigma=0.0)
@@ -172,9 +174,10 @@ def validate(request: PlanRequest) -> None:
             "on one node all copies are lost with it"
         )
     if request.installed is None:
-        for flag in ("ranks", "slots"):
-            if getattr(request, flag) is None:
-                raise UsageError(f"--{flag} is needed: there is no --installed to read it from")
+        if request.slots is None:
+            raise UsageError(
+                "--slots is needed, or --installed: `equipoise advise` says how many pay"
+            )
         if request.byte_budget is not None:
             raise UsageError("--byte-budget needs --installed: without it every copy is new")
     _check_files(request)
@@ -233,15 +236,19 @@ def _load_installed(
         return select_layers(placement, statistics)
 
 
-def _with_capacities(request: PlanRequest, installed: "ExpertPlacement | None") -> PlanRequest:
+def _with_shape(
+    request: PlanRequest, statistics: "ExpertStatistics", installed: "ExpertPlacement | None"
+) -> PlanRequest:
+    """The request with ranks, slots and capacities as the files have them."""
     if installed is not None:
         request = replace(request, ranks=installed.ranks, slots=installed.slots)
+    ranks = ranks_to_serve(request.ranks, request.statistics, statistics.recorders)
+    request = replace(request, ranks=ranks)
     if request.capacities is None:
         return request
-    assert request.ranks is not None
     if request.policy == "greedy":
         warn("--capacities: greedy places as if all ranks were equal; only shares heed them")
-    capacities = resolve_numbers("--capacities", request.capacities, request.ranks)
+    capacities = resolve_numbers("--capacities", request.capacities, ranks)
     return replace(request, capacities=capacities)
 
 

@@ -22,6 +22,7 @@ from equipoise.cli.offline import (
     MAX_SLOTS,
     check_outputs,
     print_written,
+    ranks_to_serve,
     usage_errors,
     write_figures,
     write_page,
@@ -31,6 +32,7 @@ from equipoise.cli.trace_options import (
     TRACE,
     TraceRequest,
     open_trace,
+    recorders_of,
     steps_of,
 )
 from equipoise.hal.errors import UsageError
@@ -65,8 +67,9 @@ class ReplayRequest(HardwareRequest, TraceRequest):
     # fmt: off
     trace: Annotated[Path, Argument("TRACE", "recorded routing, by token or by step: a file or a "
                                     "folder")]
-    ranks: Annotated[int, Option(
-        "ranks that serve", SHAPE, least=1, most=MAX_RANKS, required="how many ranks serve")]
+    ranks: Annotated[int | None, Option(
+        "ranks that serve", SHAPE, least=1, most=MAX_RANKS,
+        default="those that recorded the counts")] = None
     slots: Annotated[tuple[int, ...], Option(
         "slots per layer over all ranks, multiples of them; each is replayed", SHAPE,
         kind=kinds.WHOLES, least=1, most=MAX_SLOTS, default="one redundant slot on each rank")] = ()
@@ -121,8 +124,6 @@ def _validate(request: ReplayRequest) -> None:
         raise UsageError("--memory-share needs --kv-bytes-per-token")
     if request.memory_share is not None and request.memory is not None:
         raise UsageError("--memory, or --memory-share of the hardware's: they say the same, twice")
-    if request.ranks % request.nodes:
-        raise UsageError(f"--nodes {request.nodes} do not divide {request.ranks} ranks")
     check_hardware(request)
     check_outputs({"TRACE": request.trace}, {"--json": request.json, "--html": request.html})
 
@@ -144,8 +145,11 @@ def _inputs(request: ReplayRequest) -> "ReplayInputs":
     from equipoise.report.replay.inputs import ReplayInputs
 
     hardware = hardware_of(request, moves=True)
-    ranks = request.ranks
-    source = steps_of(open_trace(request.trace, request), request, ranks, request.range)
+    trace = open_trace(request.trace, request)
+    ranks = ranks_to_serve(request.ranks, request.trace, recorders_of(trace))
+    if ranks % request.nodes:
+        raise UsageError(f"--nodes {request.nodes} do not divide {ranks} ranks")
+    source = steps_of(trace, request, ranks, request.range)
     inputs = ReplayInputs(
         source=source,
         ranks=ranks,

@@ -14,11 +14,11 @@ from equipoise.cli.offline import (
     load_placement,
     load_statistics,
     print_written,
+    ranks_to_serve,
     usage_errors,
     write_figures,
     write_page,
 )
-from equipoise.hal.errors import UsageError
 from equipoise.option import OUTPUT, Option
 
 SUBJECT = "what is compared"
@@ -89,19 +89,12 @@ def _compare(request: ReportRequest, statistics: "ExpertStatistics") -> "Compari
     placement: ExpertPlacement | None = None
     if request.placement is not None:
         placement = load_placement("--placement", request.placement, request.ranks)
-    ranks = placement.ranks if placement is not None else _ranks(request, statistics)
+    if placement is not None:
+        ranks = placement.ranks
+    else:
+        ranks = ranks_to_serve(request.ranks, request.statistics, statistics.recorders)
     with usage_errors("" if request.placement is None else f"--placement: {request.placement}"):
         return compare(statistics, placement, ranks)
-
-
-def _ranks(request: ReportRequest, statistics: "ExpertStatistics") -> int:
-    if request.ranks is not None:
-        return request.ranks
-    if statistics.by_rank is None:
-        raise UsageError(
-            f"--ranks is needed: {request.statistics} does not say how many ranks recorded it"
-        )
-    return len(statistics.by_rank)
 
 
 def _write(request: ReportRequest, comparison: "Comparison", command: str) -> None:

@@ -61,6 +61,13 @@ def open_trace(path: Path, request: TraceRequest) -> "CountsTrace | RoutingTrace
             raise UsageError(f"{error}: give --layers and --top-k") from error
 
 
+def recorders_of(trace: "CountsTrace | RoutingTrace") -> int | None:
+    """How many ranks recorded it, where the file tells."""
+    from equipoise.balancer.formats import CountsTrace
+
+    return trace.recorders if isinstance(trace, CountsTrace) else None
+
+
 def steps_of(
     trace: "CountsTrace | RoutingTrace",
     request: TraceRequest,

@@ -55,7 +55,7 @@ BAD = {
     "no statistics": ((), "STATS is missing: see equipoise"),
     "a missing file": (("none.npy", *RANKS), "none.npy: cannot be read"),
     "nothing counted": (("zero.npy", *RANKS), "all counts are 0"),
-    "no ranks": (("counts.npy",), "--ranks is needed: there is no --installed"),
+    "no ranks": (("counts.npy",), "--ranks is needed: counts.npy does not say"),
     "no rank": (("counts.npy", "--ranks", "0"), "--ranks must be 1 to 4096, got 0"),
     "slots that do not divide": (
         ("counts.npy", *RANKS, "--slots", "13"),
@@ -387,3 +387,12 @@ def test_advise_sums_steps_of_a_long_trace_into_windows(equipoise: Callable[...,
     assert "375 windows" in words
     [rows] = {int(layer.sum()) for layer in steps[0]}
     assert f"{rows:,} rows of a layer, as given or recorded" in words
+
+
+def test_advice_takes_ranks_from_statistics_that_name_them(equipoise: Callable[..., Any]) -> None:
+    by_rank = np.stack([np.load("counts.npy")] * 4)
+    formats.write_statistics("recorded", formats.ExpertStatistics(by_rank.sum(axis=0), (), by_rank))
+    without = equipoise("advise", "recorded")
+    assert without.code == 0, without.err
+    assert "slots on 4 ranks" in without.out
+    assert without.out == equipoise("advise", "recorded", "--ranks", "4").out

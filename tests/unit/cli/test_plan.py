@@ -59,8 +59,8 @@ BAD = {
     "a file of something else": (("words.json", *SHAPE, *OUT), "words.json: is not statistics"),
     "a placement as statistics": (("installed.json", *SHAPE, *OUT), "is a placement (format equip"),
     "no output": (("counts.npy", *SHAPE), "-o is needed"),
-    "no ranks": (("counts.npy", "--slots", "12", *OUT), "--ranks is needed"),
-    "no slots": (("counts.npy", "--ranks", "4", *OUT), "--slots is needed"),
+    "no ranks": (("counts.npy", "--slots", "12", *OUT), "--ranks is needed: counts.npy does"),
+    "no slots": (("counts.npy", "--ranks", "4", *OUT), "--slots is needed, or --installed: `eq"),
     "no rank": (
         ("counts.npy", "--ranks", "0", "--slots", "12", *OUT),
         "--ranks must be 1 to 4096, got 0",
@@ -561,3 +561,17 @@ def test_plan_fits_installed_map_of_moe_layers_by_place(
     next_layout = formats.read_placement("next.json")
     assert next_layout.layers == tuple(range(3, 9))
     assert next_layout.placement.tolist() == installed_plan.placement.tolist()
+
+
+def test_plan_takes_ranks_from_statistics_that_name_them(equipoise: Callable[..., Any]) -> None:
+    by_rank = np.ones((4, 2, LAYERS, EXPERTS), dtype=np.int64)
+    formats.write_statistics("recorded", formats.ExpertStatistics(by_rank.sum(axis=0), (), by_rank))
+    assert equipoise("plan", "recorded", "--slots", "12", *OUT).code == 0
+    assert formats.read_placement("new.json").ranks == 4
+    assert equipoise("plan", "recorded", "--slots", "12", "--ranks", "2", *OUT).code == 0
+    assert formats.read_placement("new.json").ranks == 2
+    for_eight = plan(np.ones((LAYERS, EXPERTS), dtype=np.int64), slots=16, ranks=8)
+    layout = formats.ExpertPlacement(for_eight.placement, for_eight.shares, 8)
+    formats.write_placement("eight.json", layout)
+    assert equipoise("plan", "recorded", "--installed", "eight.json", *OUT).code == 0
+    assert formats.read_placement("new.json").ranks == 8

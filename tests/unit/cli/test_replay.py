@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from equipoise.balancer import formats
 from equipoise.cli.replay import COMMAND as REPLAY
 from equipoise.cli.replay import ReplayRequest
 from equipoise.report import svg
@@ -204,3 +205,16 @@ def test_replay_memory_says_what_slots_cost(equipoise: Callable[..., Any]) -> No
     kv_tokens = {one["slots"]: one["kv_tokens"] for one in outcomes}
     assert kv_tokens == {8: 4096, 12: 2048}
     assert {one["slots"]: one["batch"] for one in outcomes} == {8: 1.0, 12: 0.5}
+
+
+def test_replay_takes_ranks_from_counts_that_name_them(
+    equipoise: Callable[..., Any], trace: np.ndarray[Any, Any]
+) -> None:
+    by_rank = np.stack([trace.astype(np.int64)] * 4)
+    statistics = formats.ExpertStatistics(by_rank.sum(axis=0), (), by_rank, 0, 2)
+    formats.write_statistics("recorded", statistics)
+    without = equipoise("replay", "recorded", *OURS, *CADENCE)
+    assert without.code == 0, without.err
+    assert without.out == equipoise("replay", "recorded", "--ranks", "4", *OURS, *CADENCE).out
+    refused = equipoise("replay", "recorded", "--nodes", "3", *OURS)
+    assert (refused.code, "--nodes 3 do not divide 4 ranks" in refused.err) == (2, True)

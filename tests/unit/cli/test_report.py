@@ -25,6 +25,7 @@ def recorded_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarr
     counts = by_rank.sum(axis=0)
     statistics = formats.ExpertStatistics(counts, (3, 5), by_rank, 100, 2)
     formats.write_statistics("recorded", statistics)
+    formats.write_statistics("summed", formats.ExpertStatistics(counts, (3, 5)))
     Path("empty").mkdir()
     formats.write_statistics("counts.npz", formats.ExpertStatistics(counts, (3, 5)))
     np.save("zero.npy", np.zeros((2, EXPERTS), dtype=np.int64))
@@ -44,6 +45,7 @@ BAD = {
     "no statistics": ((), "STATS is missing: see equipoise"),
     "a missing folder": (("none",), "none: "),
     "ranks that nobody says": (("counts.npz",), "--ranks is needed: counts.npz does not say"),
+    "ranks that were summed": (("summed",), "--ranks is needed: summed has one rank's counts, or"),
     "iterations that were not recorded": (
         ("recorded", "--range", "101-104"),
         "--range: recorded: has iterations 100-103, and 101-104 is not within them",
