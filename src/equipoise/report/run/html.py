@@ -7,7 +7,7 @@ from equipoise.demo.run_record import Rebalance, RunRecord
 from equipoise.report.page import render_page
 from equipoise.report.run.plots import pictures
 from equipoise.report.run.summary import RunSummary, committed_rebalances, main_variant
-from equipoise.report.run.table import COLUMNS, cells, ordered_variants, verdict
+from equipoise.report.run.table import COLUMNS, cells, core_sharing, ordered_variants, verdict
 from equipoise.report.svg import PlotsMissing
 from equipoise.report.text import human_bytes, pluralize
 
@@ -77,14 +77,16 @@ def _tiles(summary: RunSummary) -> Iterator[tuple[str, str]]:
 
 def _compared_with(summary: RunSummary) -> str:
     """What the columns of the table are compared with, in words."""
+    turns = core_sharing(summary)
+    speed = f". Tokens a second: {turns}" if turns else ""
     if summary.has_unbalanced:
         return (
             ", and how many times smaller than without balancing. "
-            "Stall is time above the median step without balancing"
+            f"Stall is time above the median step without balancing{speed}"
         )
     return (
         ". The traffic was not served without balancing. "
-        "Stall is time above the variant's own median step"
+        f"Stall is time above the variant's own median step{speed}"
     )
 
 

@@ -106,7 +106,7 @@ def _moves(summary: RunSummary) -> list[str]:
         f", {summary.rebalances_unchanged} unchanged" if summary.rebalances_unchanged else ""
     )
     lines = [
-        f"rebalances     {summary.rebalances} committed ({by_phase}){unchanged}",
+        f"rebalances {summary.rebalances} committed ({by_phase}){unchanged}",
         f"copies     {summary.copies:,} moved, {per_rebalance:.1f} per rebalance "
         f"= {share:.1%} of {summary.slots_total:,} slots; {human_bytes(summary.bytes_moved)}",
         *_engine(summary.engine_options),
@@ -146,7 +146,17 @@ def _notes(summary: RunSummary) -> list[str]:
         f"imbalance  max/mean - 1 over ranks, steps {summary.measured_from_step} to "
         f"{summary.steps - 1}; noise floor {floor}",
         stall,
+        *([f"tokens/s   {turns}"] if (turns := core_sharing(summary)) else []),
     ]
+
+
+def core_sharing(summary: RunSummary) -> str:
+    """Why balance does not show in tokens/s where ranks share cores; empty where they do not."""
+    cores = int(summary.machine.get("cores", 0))
+    ranks = summary.ranks * summary.stages
+    if summary.backend != "cpu" or not 0 < cores < ranks:
+        return ""
+    return f"{ranks} ranks take turns on {cores} core(s): balance saves them no time here"
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:

@@ -120,3 +120,14 @@ def test_table_says_that_unbalanced_was_not_served(make_record: MakeRecord) -> N
     assert "above the variant's own median step: unbalanced was not served" in without
     assert "unbalanced median" not in without
     assert max(map(len, without.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("cores", "backend", "shown"), [("1", "cpu", True), ("64", "cpu", False), ("1", "cuda", False)]
+)
+def test_table_says_where_ranks_share_cores(
+    make_record: MakeRecord, cores: str, backend: str, shown: bool
+) -> None:
+    record = make_record(machine={"cores": cores}, backend=backend)
+    text = render(summarise(record), ColourMode.PLAIN)
+    assert ("ranks take turns on 1 core(s): balance saves them no time" in text) == shown
