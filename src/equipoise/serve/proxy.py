@@ -352,7 +352,8 @@ class Proxy:
     def _ready(self) -> web.Response:
         serving = sum(one.state is WorkerState.SERVING for one in self.dispatcher.workers)
         ready = serving > 0 and self._phase is ProxyPhase.SERVING
-        about = {"status": self._phase.value, "serving_workers": serving}
+        status = self._phase.value if serving or self._phase is ProxyPhase.DRAINING else "no_worker"
+        about = {"status": status, "serving_workers": serving}
         return _json(about, 200 if ready else 503)
 
     async def _answer_generation(

@@ -1,6 +1,7 @@
 """Workers that refuse, hang up, fall silent or go: nothing is lost, and nothing comes twice."""
 
 import asyncio
+import json
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake, start
@@ -178,7 +179,9 @@ def test_proxy_rejects_queued_request_after_queue_timeout() -> None:
                 setup.proxy.dispatcher.set_health(number, WorkerState.LOST)
             answer = await setup.post(chat_request())
             assert (answer.status, answer.error["code"]) == (503, "no_worker")
-            assert (await setup.get("/ready")).status == 503
+            ready = await setup.get("/ready")
+            assert ready.status == 503
+            assert json.loads(ready.body) == {"status": "no_worker", "serving_workers": 0}
             assert (await setup.get("/v1/models")).status == 503
             assert setup.proxy.dispatcher.queued == 0
 
