@@ -233,7 +233,7 @@ def _widths(choices: RankChoices) -> Iterator[str]:
     yield "  the same rows of a step on each, planned anew"
     yield from _columns(
         "",
-        ("slots", "measured", "weights", "memory", "time", "itl"),
+        ("slots each", "measured", "weights", "memory", "time", "itl"),
         ((pluralize(one.ranks, "rank"), _width(one)) for one in choices.choices),
     )
 

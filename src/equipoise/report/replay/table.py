@@ -39,7 +39,12 @@ def headline(replay: Replay, decision: Decision) -> str:
             f"{replay.steps:,}. Give a longer trace, or --window-size and --step-interval."
         )
     late = [name for name in decision.by_engine if not _planned(replay, name)]
-    rest = f" The trace ends before a first plan of {', '.join(late)}." if late else ""
+    rest = ""
+    if late:
+        rest = (
+            f" The trace ends before a first plan of {', '.join(late)}: "
+            "give a longer one, or --window-size and --step-interval."
+        )
     if decision.best is None:
         return f"Leave it off: {decision.reason}.{rest}"
     gain, best = replay.gain(decision.best), decision.best

@@ -150,7 +150,10 @@ def test_engine_that_has_not_planned_is_named() -> None:
     trace = traffic(lambda step: popularity(1, 1.0))
     result = replayed(trace, engines=("vllm", "equipoise"), window=None, interval=None)
     assert not any(one.rebalances for one in result.outcomes if one.engine == "vllm")
-    assert headline(result, decide(result)).endswith("The trace ends before a first plan of vllm.")
+    assert headline(result, decide(result)).endswith(
+        "The trace ends before a first plan of vllm: "
+        "give a longer one, or --window-size and --step-interval."
+    )
 
 
 def gaining(result: Replay, gains: dict[str, float]) -> Replay:
