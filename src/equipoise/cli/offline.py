@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 4096
 MAX_SLOTS = 65_536
+RECORD_FILE = "record.npz"
+"""In the folder of `equipoise run --out`."""
 STATISTICS = Argument("STATS", "recorded statistics: a file or a folder")
 
 
@@ -36,7 +38,18 @@ def usage_errors(flag: str = "") -> Iterator[None]:
     except FileWriteFailed:
         raise  # a full disk is no bad input
     except (FormatError, PlacementError) as error:
+        if not flag and isinstance(error, FormatError) and (run := _run_folder(error.path)):
+            raise UsageError(
+                f"{error.path}: is of a run: `equipoise record --run {run} -o counts.npz` writes "
+                "its counts"
+            ) from error
         raise UsageError(f"{flag}: {error}" if flag else str(error)) from error
+
+
+def _run_folder(path: str) -> Path | None:
+    """The folder of a finished `equipoise run` where the path is it, or its record."""
+    folder = Path(path).parent if Path(path).name == RECORD_FILE else Path(path)
+    return folder if (folder / RECORD_FILE).is_file() else None
 
 
 @contextmanager

@@ -23,11 +23,10 @@ from equipoise.cli.files import (
     probe_file,
     probe_folder,
 )
-from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
+from equipoise.cli.offline import RECORD_FILE, check_outputs, print_written, usage_errors, warn
 from equipoise.cli.option_checks import check_folder
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.run_options import (
-    RECORD_FILE,
     REDUNDANT_EXPERTS,
     merge_sources,
     run_settings,

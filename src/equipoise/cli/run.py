@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from equipoise.cli.files import describe_path, ensure_folder, write_file
-from equipoise.cli.offline import naming_ranks_option, usage_errors
+from equipoise.cli.offline import RECORD_FILE, naming_ranks_option, usage_errors
 from equipoise.cli.process import print_stderr
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.run_options import (
     BY_KEY,
-    RECORD_FILE,
     RunRequest,
 )
 from equipoise.cli.validation import validate

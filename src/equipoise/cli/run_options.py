@@ -20,7 +20,6 @@ from equipoise.demo.settings import (
 from equipoise.hal.errors import UsageError
 from equipoise.option import OUTPUT, WHOLE, Option, options_of
 
-RECORD_FILE = "record.npz"
 """File in the folder of a run that holds everything measured."""
 
 RUN = """\

@@ -7,6 +7,7 @@ import os
 from collections.abc import Set
 
 from equipoise.cli.files import LAUNCHER_VARIABLE, probe_file, probe_folder
+from equipoise.cli.offline import RECORD_FILE
 from equipoise.cli.option_checks import (
     MAX_PORT,
     check_backend,
@@ -16,7 +17,7 @@ from equipoise.cli.option_checks import (
     check_folder,
     check_terminal,
 )
-from equipoise.cli.run_options import BY_KEY, RECORD_FILE, RunRequest
+from equipoise.cli.run_options import BY_KEY, RunRequest
 from equipoise.demo.settings import (
     EXPERTS,
     MOVES,

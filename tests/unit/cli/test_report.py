@@ -192,3 +192,19 @@ def test_report_range_ignores_other_iterations(
     assert answer.out == equipoise("report", "part").out
     assert "iterations 101 to 102" in answer.out
     assert json.loads(Path("some.json").read_text())["range"] == "101-103"
+
+
+@pytest.mark.parametrize("given", ["a-run", "a-run/record.npz"])
+@pytest.mark.parametrize("command", ["report", "plan", "advise", "replay"])
+def test_folder_of_a_run_is_refused_with_the_command_that_writes_its_counts(
+    equipoise: Callable[..., Any], command: str, given: str
+) -> None:
+    Path("a-run").mkdir()
+    np.savez("a-run/record.npz", record=np.array("not counts"))
+    shape = ("--slots", "12", "-o", "new.json") if command == "plan" else ()
+    answer = equipoise(command, given, "--ranks", "4", *shape)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == (
+        f"equipoise: error: {given}: is of a run: `equipoise record --run a-run -o counts.npz` "
+        "writes its counts\n"
+    )
