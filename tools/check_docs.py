@@ -121,7 +121,8 @@ SCRIPT = re.compile(r"(?:benchmarks|tools|examples|tests)/[\w/.-]+\.py")
 EXTRA = re.compile(r"pip install [^`\n&|;]*?(?:['\" ]\.|/equipoise)\[([\w,]+)\]")
 FROM_AN_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?equipoise\b")
 """No index has this package: under its name there would be somebody else's."""
-COMMAND_ROW = re.compile(r"^[\s│|]*([a-z][a-z-]+) {2,}\S", re.MULTILINE)
+COMMAND_ROW = re.compile(r"^[ │|]+([a-z][a-z-]+)(?: {2,}\S| *$)", re.MULTILINE)
+"""What a long name does stands in the next line."""
 ASSIGNMENT = re.compile(r"\w+=")
 PARSERS: dict[str, Callable[[str], object]] = {
     "yaml": yaml.safe_load,
@@ -169,8 +170,11 @@ def command_names() -> frozenset[str]:
 def options_of(command: tuple[str, ...]) -> frozenset[str]:
     """Options of a command, and of its subcommands."""
     text = help_text(command) or ""
+    # Behind a word that is an argument of the command stands the help of the command itself.
     subcommands = (
-        name for name in COMMAND_ROW.findall(text) if help_text((*command, name)) is not None
+        name
+        for name in COMMAND_ROW.findall(text)
+        if help_text((*command, name)) not in (None, text)
     )
     below = (options_of((*command, name)) for name in subcommands) if command else ()
     return frozenset(OPTION.findall(text)).union(*below)

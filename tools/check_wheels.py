@@ -36,7 +36,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 VERSION = PROJECT["version"]
 LIMIT = 900.0
 """Seconds for one command; the longest installs torch."""
-DATA = ("py.typed", "_native.pyi", "report/advice/hardware.yaml", "demo/text/ORIGINS.md")
+NO_DATA = frozenset({".py", ".pyc", ".so"})
 LICENCES = ("licenses/nanobind.txt", "licenses/robin_map.txt")
 """Of what is compiled into the native core."""
 COMPILED_IN = re.compile(rb"(?<![\w.])/(?:tmp|home|root|Users|build)/[\w./-]+")
@@ -159,6 +159,18 @@ def build(out: Path, python_of: Mapping[str, str], scratch: Path) -> dict[str, P
     return wheels
 
 
+def data_files(folder: Path) -> dict[str, bytes]:
+    """Content of what is no code: weights, texts, templates, types; links are followed."""
+    found: dict[str, bytes] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name != "__pycache__":
+            inner = data_files(path)
+            found.update({f"{path.name}/{name}": content for name, content in inner.items()})
+        elif path.is_file() and path.suffix not in NO_DATA:
+            found[path.name] = path.read_bytes()
+    return found
+
+
 def faults(contents: Mapping[str, bytes]) -> Iterator[str]:
     """What a wheel of `equipoise` has and must not have, or lacks; contents by path."""
     information = f"equipoise-{VERSION}.dist-info/"
@@ -170,13 +182,12 @@ def faults(contents: Mapping[str, bytes]) -> Iterator[str]:
     for name in contents:
         if not name.startswith(("equipoise/", information)):
             yield f"{name} is not of the package"
-    ours = modules(PACKAGE)
-    theirs = {name: content for name, content in package.items() if name.endswith(".py")}
+    ours = {**modules(PACKAGE), **data_files(PACKAGE)}
+    theirs = {name: content for name, content in package.items() if name not in LICENCES}
     for name in sorted(ours.keys() | theirs.keys()):
-        if ours.get(name) != theirs.get(name):
+        if ours.get(name) != theirs.get(name) and not name.endswith(".so"):
             yield f"equipoise/{name} is not as in the tree"
-    weights = {path.name for path in (PACKAGE / "demo" / "weights").iterdir()}
-    for name in (*DATA, *LICENCES, *(f"demo/weights/{weight}" for weight in sorted(weights))):
+    for name in LICENCES:
         if name not in package:
             yield f"equipoise/{name} is missing"
     if not any(re.fullmatch(r"_native\.cpython-\d+-.+\.so", name) for name in package):

@@ -54,6 +54,8 @@ def flat_facts(about: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key, value in about.items():
         if isinstance(value, Mapping):
             facts += flat_facts(value)
+        elif isinstance(value, list | tuple):
+            facts.append((key, ", ".join(map(str, value))))
         elif value is not None:
             facts.append((key, str(value)))
     return facts

@@ -164,5 +164,5 @@ def test_exceptions_are_needed(code: Code) -> None:
 
 
 def test_commands_are_those_of_the_help() -> None:
-    assert {"run", "plan", "route", "bench", "doctor"} <= command_names()
-    assert {"--ranks", "--slots", "--requests"} <= all_options()
+    assert {"run", "plan", "policy-server", "route-report", "bench", "doctor"} <= command_names()
+    assert {"--ranks", "--from", "--requests"} <= all_options()
