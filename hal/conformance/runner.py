@@ -10,7 +10,7 @@ from typing import Protocol
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.clauses import LEVELS, Level
+from equipoise.hal.conformance.clauses import HANG, LEVELS, METHODS, SIGNATURES, Level
 from equipoise.hal.conformance.executors import launched
 from equipoise.hal.conformance.executors.controlled import ControlledBackend, ControlledSubject
 from equipoise.hal.conformance.executors.device import DeviceSubject
@@ -45,15 +45,11 @@ from equipoise.hal.conformance.search import (
     Verdict,
     search,
 )
-from equipoise.hal.conformance.subject import SIGNATURES, Subject, missing_capability
+from equipoise.hal.conformance.subject import Subject, missing_capability
 from equipoise.hal.errors import UsageError
 
 LOCK_LETTER = "L"
 """Of the clauses of the stream lock."""
-HANG = "C8"
-"""The clause of a rank that does not answer."""
-METHODS = "M17"
-"""The clause of the methods of an expert-parallel library."""
 MISSING_MEMBERS = (
     re.compile(r"(\w+)(?: for \w+:)? has no (?!attribute)(\w+)"),
     re.compile(r"'(\w+)' object has no attribute '(\w+)'"),
@@ -74,7 +70,7 @@ class ProgressListener(Protocol):
     """Called with the progress of the run."""
 
     def begin(self, total: int) -> None:
-        """So many bouts are to come."""
+        """So many properties are to be played."""
         ...
 
     def next(self, run: PropertyRun) -> None:
