@@ -121,9 +121,9 @@ def run_properties(
     """
     watcher.begin(len(plan))
     earlier: list[Finding] = []
-    for bout in plan:
-        watcher.next(bout)
-        finding = _marked(play_property(bout, options, earlier), options.expectations)
+    for run in plan:
+        watcher.next(run)
+        finding = _marked(play_property(run, options, earlier), options.expectations)
         earlier.append(finding)
         watcher.found(finding)
         yield finding
@@ -179,7 +179,7 @@ def play_property(run: PropertyRun, options: RunOptions, earlier: Sequence[Findi
     verdict: Verdict | None = _hung_before(run, options.profile, earlier)
     if verdict is None:
         found = search(run.claim, run.subject, search_settings(run, options, earlier))
-        verdict = _told_before(found, earlier) or found
+        verdict = _reported_before(found, earlier) or found
     return Finding(
         property_name=run.claim.name,
         family=run.claim.family,
@@ -208,18 +208,18 @@ def _hung_before(
     return PropertyNotJudged(f"ranks hung in {len(hung)} properties before ({HANG})")
 
 
-def _told_before(verdict: Verdict, earlier: Sequence[Finding]) -> PropertyNotJudged | None:
-    """That a violation is nothing but a method that is missing, which was said before."""
+def _reported_before(verdict: Verdict, earlier: Sequence[Finding]) -> PropertyNotJudged | None:
+    """A violation that is only a missing method, and was reported for an earlier property."""
     if not isinstance(verdict, PropertyViolated):
         return None
-    told = {
+    reported = {
         member
         for violation in _violations(earlier)
         if violation.clause == SIGNATURES
         for member in _missing_members(violation)
     }
     missing = _missing_members(verdict)
-    if not missing or not told.issuperset(missing):
+    if not missing or not reported.issuperset(missing):
         return None
     return PropertyNotJudged(
         "; ".join(f"{kind} has no {name} ({SIGNATURES})" for kind, name in missing)
@@ -301,23 +301,27 @@ class ConformanceRun:
                     f"no property of the families {', '.join(self.families)} and the levels "
                     f"{', '.join(self.levels)} judges {self.subject_name}: ask for others"
                 )
-            how = RunOptions(self.profile, self.seed, self.cases, self.expectations)
+            options = RunOptions(self.profile, self.seed, self.cases, self.expectations)
             try:
-                for finding in run_properties(plan, how, watcher):
+                for finding in run_properties(plan, options, watcher):
                     findings.append(finding)
             except Exception:
-                raise
+                raise  # a fault of the suite, or bad input: there is no result to save
             except BaseException as error:
+                # KeyboardInterrupt, or the exit that a signal asks for: the caller raises it again
+                # when it has printed and written what was found in minutes of playing.
                 interruption = error
             possible = plan_runs(self._possible_properties(), subjects)
             partial_levels = _levels(possible, plan[: len(findings)])
-            most = max(size for subject in subjects.values() for size in subject.traits.group_sizes)
+            max_ranks = max(
+                size for subject in subjects.values() for size in subject.traits.group_sizes
+            )
         return SuiteResult(
             backend=self.backend,
             communicator=self.communicator,
             target=self.target,
             library=self.library,
-            ranks=most,
+            ranks=max_ranks,
             profile=self.profile.value,
             seed=self.seed,
             findings=tuple(findings),
