@@ -318,7 +318,7 @@ def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
         command=str(about.get("command", "")),
         title=f"Conformance of {result.subject}",
         headline=headline(result),
-        mood="bad" if _failed(result) else "good",
+        verdict_class="bad" if _failed(result) else "good",
         verdict=verdict(result),
         levels_line=levels_line(result),
         passes=[unexpected_pass(one) for one in result.unexpected_passes(Shows.ALWAYS)],
