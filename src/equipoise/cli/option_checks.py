@@ -11,12 +11,6 @@ MAX_RANKS = 64
 MAX_PORT = 65_535
 
 
-def check_count(flag: str, value: int, most: int) -> None:
-    """Raises UsageError unless `value` is in [1, `most`]."""
-    if not 1 <= value <= most:
-        raise UsageError(f"{flag} must be 1 to {most}, got {value}")
-
-
 def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
     """Raises UsageError where this machine has too few devices for so many ranks to start here."""
     from equipoise.hal import registry

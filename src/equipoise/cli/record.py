@@ -32,7 +32,11 @@ from equipoise.cli.run_options import (
     merge_sources,
     run_settings,
 )
-from equipoise.cli.validation import check_unbalanced_options, validate_settings
+from equipoise.cli.validation import (
+    INEFFECTIVE_UNBALANCED,
+    refuse_ineffective,
+    validate_settings,
+)
 from equipoise.demo.settings import Balance, RunSettings
 from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.hal.errors import UsageError
@@ -135,7 +139,7 @@ def validate(request: RecordRequest) -> None:
         _check_needless(request)
         return
     if request.settings.balance is Balance.OFF:
-        check_unbalanced_options(request.explicit_options, "without --balance on")
+        refuse_ineffective(request.explicit_options, INEFFECTIVE_UNBALANCED, "without --balance on")
     validate_settings(request.settings)
     steps = request.settings.steps
     if request.range is not None and request.range.stop > steps:

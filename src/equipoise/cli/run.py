@@ -17,7 +17,7 @@ from equipoise.cli.run_options import (
     RECORD_FILE,
     RunRequest,
 )
-from equipoise.cli.validation import validate
+from equipoise.cli.validation import refuse_ineffective, validate
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_record import RunRecord, save_record
 from equipoise.demo.settings import EXPERTS, LAYERS, MOVES, PLANS, Balance, RunSettings
@@ -50,7 +50,7 @@ def with_placement(request: RunRequest) -> RunRequest:
     path, settings = request.settings.placement, request.settings
     if path is None:
         return request
-    _check_wishes(request)
+    refuse_ineffective(request.explicit_options, INEFFECTIVE_WITH_PLACEMENT, "with --placement")
     # Here, not above: numpy takes a moment that other runs need not wait for.
     from equipoise.demo.placement_file import read_matching
 
@@ -61,13 +61,6 @@ def with_placement(request: RunRequest) -> RunRequest:
             f"--placement: has {placement.slots} slots, and --slots is {settings.slots}"
         )
     return replace(request, settings=replace(settings, slots=placement.slots))
-
-
-def _check_wishes(request: RunRequest) -> None:
-    for key, why in INEFFECTIVE_WITH_PLACEMENT.items():
-        if key in request.explicit_options:
-            flag = key.replace("_", "-")
-            raise UsageError(f"--{flag} has no meaning with --placement: {why}")
 
 
 def run(request: RunRequest, command: str) -> int:

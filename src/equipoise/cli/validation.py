@@ -4,13 +4,12 @@ Ranges first, then options that contradict each other, then options that would h
 """
 
 import os
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from equipoise.cli.files import LAUNCHER_VARIABLE, probe_file, probe_folder
 from equipoise.cli.option_checks import (
     MAX_PORT,
     check_backend,
-    check_count,
     check_devices,
     check_file,
     check_folder,
@@ -32,6 +31,7 @@ from equipoise.demo.settings import (
     available_variants,
 )
 from equipoise.hal.errors import UsageError
+from equipoise.option import flag_of
 
 INEFFECTIVE_WITH_COMMIT = {
     CommitMode.STAGED: {"layer_updates_per_iter": "layers are not rewritten in place"},
@@ -65,12 +65,10 @@ def check_ineffective_options(request: RunRequest) -> None:
     """Raises UsageError for what was asked for, and would do nothing."""
     settings, explicit = request.settings, request.explicit_options
     if settings.balance is Balance.OFF:
-        check_unbalanced_options(explicit, "with --variants unbalanced")
+        refuse_ineffective(explicit, INEFFECTIVE_UNBALANCED, "with --variants unbalanced")
     _check_variants(settings)
-    for key, why in INEFFECTIVE_WITH_COMMIT[settings.commit].items():
-        if key in explicit:
-            name = BY_KEY[key].name
-            raise UsageError(f"{name} has no meaning with --commit {settings.commit}: {why}")
+    how = f"with --commit {settings.commit}"
+    refuse_ineffective(explicit, INEFFECTIVE_WITH_COMMIT[settings.commit], how)
     if "headroom" in explicit and not set(_served(settings)) & LEVELLED_VARIANTS:
         raise UsageError(
             "--headroom has no meaning without a variant that levels each batch: local, node or "
@@ -82,11 +80,11 @@ def _served(settings: RunSettings) -> tuple[VariantName, ...]:
     return settings.variants or available_variants(settings)
 
 
-def check_unbalanced_options(explicit: Set[str], how: str) -> None:
-    """Raises UsageError for what would do nothing where nothing is balanced; `how` says why not."""
-    for key, why in INEFFECTIVE_UNBALANCED.items():
+def refuse_ineffective(explicit: Set[str], reasons: Mapping[str, str], how: str) -> None:
+    """Raises UsageError for an option that was set and does nothing; `how` says when."""
+    for key, why in reasons.items():
         if key in explicit:
-            raise UsageError(f"{BY_KEY[key].name} has no meaning {how}: {why}")
+            raise UsageError(f"{flag_of(key)} has no meaning {how}: {why}")
 
 
 def _check_variants(settings: RunSettings) -> None:
@@ -345,7 +343,9 @@ def _check_ports(first: int, settings: RunSettings) -> None:
         require_prometheus,
     )
 
-    check_count("--metrics-port", first, MAX_PORT - settings.ranks + 1)
+    last = MAX_PORT - settings.ranks + 1
+    if first > last:
+        raise UsageError(f"--metrics-port must be 1 to {last}, got {first}")
     require_prometheus()
     if LAUNCHER_VARIABLE in os.environ:
         return  # each rank tries its own port
