@@ -216,7 +216,10 @@ def test_failure_of_calm_property_counts_at_once() -> None:
     ],
 )
 def test_violation_names_the_rank_that_saw_it_once(text: str, message: str) -> None:
-    replies = {0: {"answers": []}, 1: {"fault": [FaultPriority.VIOLATION, "K5", text]}}
+    replies: dict[int, RankReply] = {
+        0: {"answers": []},
+        1: {"fault": [FaultPriority.VIOLATION, "K5", text]},
+    }
     with pytest.raises(Violation) as raised:
         answers_or_raise("K1", replies)
     assert str(raised.value) == message
