@@ -27,7 +27,7 @@ from report import CLOSED_LOOP, show
 
 from equipoise.demo.run_record import load_record
 from equipoise.report.run.plots import rank_heat_map
-from equipoise.report.svg import file_of
+from equipoise.report.svg import standalone_svg
 
 PICTURE = ROOT / "docs" / "images" / "before-after.svg"
 VARIANTS = {
@@ -64,7 +64,7 @@ def main_job(quick: bool) -> int:
             return code
         if not quick:
             picture = rank_heat_map(load_record(Path(folder) / "record.npz"))
-            PICTURE.write_text(file_of(picture.svg))
+            PICTURE.write_text(standalone_svg(picture.svg))
         summary = {"wall_seconds": round(seconds, 1), **json.loads(out.read_text())}
     figures, tables = main_job_figures(summary)
     show("main_job", figures, tables)

@@ -50,6 +50,7 @@ PROGRAMS = frozenset(
 )
 """What a line of a block may begin with; anything else is prose, or a typing error."""
 ALSO_ENGLISH = frozenset({"exec", "find", "serve", "source", "time"})
+"""Programs that a line of prose may begin with, too."""
 SHELL_WORDS = frozenset({"for", "do", "done", "if", "then", "fi", "while", "set", "wait", "(", "{"})
 OTHERS_OPTIONS = {
     "vLLM": """--additional-config --api-server-count --data-parallel-hybrid-lb --data-parallel-size
@@ -447,7 +448,7 @@ def command_in_text(text: str) -> Iterator[tuple[int, str]]:
     while words and ASSIGNMENT.match(words[0]):
         words.pop(0)
     # `equipoise eplb_policy: ...` is a line of a log.
-    logged = words[:1] == ["equipoise"] and "_" in words[1]
+    logged = words[:1] == ["equipoise"] and "_" in "".join(words[1:2])
     if words and words[0] in PROGRAMS - ALSO_ENGLISH and not logged:
         yield 0, "commands are a block of `bash`"
 
@@ -487,7 +488,7 @@ def script_problems(text: str, code: Code) -> Iterator[tuple[int, str]]:
 
 def shell_commands(text: str) -> Iterator[tuple[int, list[str]]]:
     """Line and words of each command, without assignments; lines are joined at backslashes."""
-    joined = re.sub(r"\\\n", lambda _: " " + "\0", text)
+    joined = text.replace("\\\n", " \0")
     number = 0
     for line in joined.split("\n"):
         lexer = shlex.shlex(line.replace("\0", ""), posix=True, punctuation_chars="&|;<>")

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -197,7 +198,7 @@ def faults(contents: Mapping[str, bytes]) -> Iterator[str]:
     metadata = contents.get(f"{information}METADATA", b"").decode()
     required = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*; extra)", metadata, re.MULTILINE)
     if set(required) & {"torch", "torch_npu", "triton"} or not required:
-        yield f"requires {', '.join(required) or 'nothing'}, whatever the extra"
+        yield f"requires {', '.join(required) or 'nothing'} where no extra is named"
     for name, content in contents.items():
         yield from (f"{name} says {path}" for path in machine_paths(name, content))
 
@@ -245,11 +246,15 @@ def serve_once(environment: Environment) -> None:
         text=True,
     ) as proxy:
         assert proxy.stderr is not None
+        # A proxy that says nothing would be read from for ever.
+        watchdog = threading.Timer(LIMIT, proxy.kill)
+        watchdog.start()
         try:
             line = proxy.stderr.readline()
             proxy.send_signal(signal.SIGTERM)
             proxy.communicate(timeout=LIMIT)
         finally:
+            watchdog.cancel()
             proxy.kill()
     require("serving on http://127.0.0.1:" in line and proxy.returncode == 0, f"proxy: {line}")
 

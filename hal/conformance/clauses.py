@@ -35,6 +35,12 @@ EXPERT_PARALLEL = "expert_parallel"
 """The family that judges an expert-parallel library, where one is named; never part of another."""
 CLAUSE_LETTERS = "OVAKPESDGXLCBRTM"
 """The letters of the contract, in its order."""
+SIGNATURES = "R3"
+"""The clause of signatures. Any property may find it broken: by a method that is not there."""
+HANG = "C8"
+"""The clause of a rank that does not answer. Any property may find it broken."""
+METHODS = "M17"
+"""The clause of the methods of an expert-parallel library."""
 
 TITLES: Mapping[str, str] = {
     "O1": "a stream runs in the order of issue",

@@ -10,7 +10,7 @@ from typing import Protocol
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.clauses import LEVELS, Level
+from equipoise.hal.conformance.clauses import HANG, LEVELS, METHODS, SIGNATURES, Level
 from equipoise.hal.conformance.executors import launched
 from equipoise.hal.conformance.executors.controlled import ControlledBackend, ControlledSubject
 from equipoise.hal.conformance.executors.device import DeviceSubject
@@ -45,15 +45,11 @@ from equipoise.hal.conformance.search import (
     Verdict,
     search,
 )
-from equipoise.hal.conformance.subject import SIGNATURES, Subject, missing_capability
+from equipoise.hal.conformance.subject import Subject, missing_capability
 from equipoise.hal.errors import UsageError
 
 LOCK_LETTER = "L"
 """Of the clauses of the stream lock."""
-HANG = "C8"
-"""The clause of a rank that does not answer."""
-METHODS = "M17"
-"""The clause of the methods of an expert-parallel library."""
 MISSING_MEMBERS = (
     re.compile(r"(\w+)(?: for \w+:)? has no (?!attribute)(\w+)"),
     re.compile(r"'(\w+)' object has no attribute '(\w+)'"),
@@ -74,7 +70,7 @@ class ProgressListener(Protocol):
     """Called with the progress of the run."""
 
     def begin(self, total: int) -> None:
-        """So many bouts are to come."""
+        """So many properties are to be played."""
         ...
 
     def next(self, run: PropertyRun) -> None:
@@ -125,9 +121,9 @@ def run_properties(
     """
     watcher.begin(len(plan))
     earlier: list[Finding] = []
-    for bout in plan:
-        watcher.next(bout)
-        finding = _marked(play_property(bout, options, earlier), options.expectations)
+    for run in plan:
+        watcher.next(run)
+        finding = _marked(play_property(run, options, earlier), options.expectations)
         earlier.append(finding)
         watcher.found(finding)
         yield finding
@@ -183,7 +179,7 @@ def play_property(run: PropertyRun, options: RunOptions, earlier: Sequence[Findi
     verdict: Verdict | None = _hung_before(run, options.profile, earlier)
     if verdict is None:
         found = search(run.claim, run.subject, search_settings(run, options, earlier))
-        verdict = _told_before(found, earlier) or found
+        verdict = _reported_before(found, earlier) or found
     return Finding(
         property_name=run.claim.name,
         family=run.claim.family,
@@ -212,18 +208,18 @@ def _hung_before(
     return PropertyNotJudged(f"ranks hung in {len(hung)} properties before ({HANG})")
 
 
-def _told_before(verdict: Verdict, earlier: Sequence[Finding]) -> PropertyNotJudged | None:
-    """That a violation is nothing but a method that is missing, which was said before."""
+def _reported_before(verdict: Verdict, earlier: Sequence[Finding]) -> PropertyNotJudged | None:
+    """A violation that is only a missing method, and was reported for an earlier property."""
     if not isinstance(verdict, PropertyViolated):
         return None
-    told = {
+    reported = {
         member
         for violation in _violations(earlier)
         if violation.clause == SIGNATURES
         for member in _missing_members(violation)
     }
     missing = _missing_members(verdict)
-    if not missing or not told.issuperset(missing):
+    if not missing or not reported.issuperset(missing):
         return None
     return PropertyNotJudged(
         "; ".join(f"{kind} has no {name} ({SIGNATURES})" for kind, name in missing)
@@ -305,23 +301,27 @@ class ConformanceRun:
                     f"no property of the families {', '.join(self.families)} and the levels "
                     f"{', '.join(self.levels)} judges {self.subject_name}: ask for others"
                 )
-            how = RunOptions(self.profile, self.seed, self.cases, self.expectations)
+            options = RunOptions(self.profile, self.seed, self.cases, self.expectations)
             try:
-                for finding in run_properties(plan, how, watcher):
+                for finding in run_properties(plan, options, watcher):
                     findings.append(finding)
             except Exception:
-                raise
+                raise  # a fault of the suite, or bad input: there is no result to save
             except BaseException as error:
+                # KeyboardInterrupt, or the exit that a signal asks for: the caller raises it again
+                # when it has printed and written what was found in minutes of playing.
                 interruption = error
             possible = plan_runs(self._possible_properties(), subjects)
             partial_levels = _levels(possible, plan[: len(findings)])
-            most = max(size for subject in subjects.values() for size in subject.traits.group_sizes)
+            max_ranks = max(
+                size for subject in subjects.values() for size in subject.traits.group_sizes
+            )
         return SuiteResult(
             backend=self.backend,
             communicator=self.communicator,
             target=self.target,
             library=self.library,
-            ranks=most,
+            ranks=max_ranks,
             profile=self.profile.value,
             seed=self.seed,
             findings=tuple(findings),

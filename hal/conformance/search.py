@@ -104,18 +104,18 @@ class _Trial:
     subject: Subject
     effort: SearchSettings
     played: int = 0
-    expired: int = 0
-    broken: dict[Case, Violation] = field(default_factory=dict)
-    held: set[Case] = field(default_factory=set)
+    expired_plays: int = 0
+    violations: dict[Case, Violation] = field(default_factory=dict)
+    held_cases: set[Case] = field(default_factory=set)
     found_at: int | None = None
     over: bool = False
     figure: str | None = None
     obstacle: str | None = None
 
     def play(self, case: Case) -> None:
-        if case in self.broken:
-            raise self.broken[case]
-        if self.over or self._shrunk() or (self.broken and case in self.held):
+        if case in self.violations:
+            raise self.violations[case]
+        if self.over or self._shrunk() or (self.violations and case in self.held_cases):
             return  # only what is known to break counts
         self.played += 1
         try:
@@ -126,11 +126,11 @@ class _Trial:
         except Violation as violation:
             self._note(case, violation)
             raise
-        self.held.add(case)
+        self.held_cases.add(case)
 
     def _note(self, case: Case, violation: Violation) -> None:
-        self.broken[case] = violation
-        self.expired += violation.expired
+        self.violations[case] = violation
+        self.expired_plays += violation.expired
         self.over = violation.ends_search
         if self.found_at is None:
             self.found_at = self.played
@@ -139,15 +139,17 @@ class _Trial:
         """Whether no more plays may go into shrinking; the first violation is none of them."""
         if self.found_at is None:
             return False
-        first = next(iter(self.broken.values()))
-        expired_shrinks = self.expired - first.expired
+        first = next(iter(self.violations.values()))
+        expired_shrinks = self.expired_plays - first.expired
         return self.played >= self.found_at + self.effort.max_shrinks or (
-            self.expired > 0 and expired_shrinks >= self.effort.max_expired_shrinks
+            self.expired_plays > 0 and expired_shrinks >= self.effort.max_expired_shrinks
         )
 
     def violated(self, case: Case) -> PropertyViolated:
-        violation = self.broken[case]
-        return PropertyViolated(violation.clause, str(violation), case, self.played, self.expired)
+        violation = self.violations[case]
+        return PropertyViolated(
+            violation.clause, str(violation), case, self.played, self.expired_plays
+        )
 
 
 def search(prop: Property, subject: Subject, effort: SearchSettings) -> Verdict:
@@ -175,13 +177,13 @@ def _smallest_violation(trial: _Trial, test: Callable[[], None]) -> Case | None:
         try:
             test()
         except Violation as violation:
-            return next(case for case, error in trial.broken.items() if error is violation)
+            return next(case for case, error in trial.violations.items() if error is violation)
         except Flaky:
-            if not trial.broken:
+            if not trial.violations:
                 raise  # not a race of the subject: draws that depend on something else
             continue
         break
-    return min(trial.broken, key=lambda case: len(case.program.steps), default=None)
+    return min(trial.violations, key=lambda case: len(case.program.steps), default=None)
 
 
 def _fewer(effort: SearchSettings) -> SearchSettings:

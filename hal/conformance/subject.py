@@ -4,12 +4,11 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from equipoise.hal.conformance.clauses import SIGNATURES
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.errors import Violation
 
-SIGNATURES = "R3"
-"""The clause of signatures. Any property may find it broken: by a method that is not there."""
 SUITE = "equipoise.hal.conformance."
 ASKERS = (SUITE, "equipoise.hal.accelerator")
 """Modules that ask the objects of a backend for what the protocols name."""

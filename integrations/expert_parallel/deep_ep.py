@@ -110,9 +110,9 @@ class NormalGroup(ExpertParallelGroup):
                 num_tokens_per_expert=per_expert,
             )
             choices = LocalChoices(local_ids, local_weights)
-            told = torch.tensor(counts, device=received.device)
+            expert_counts = torch.tensor(counts, device=received.device)
             rows, experts = choices.rows(received), local_ids.reshape(-1)
-        return ReceivedTokens(rows, experts, told, NormalHandle(native, choices))
+        return ReceivedTokens(rows, experts, expert_counts, NormalHandle(native, choices))
 
     def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
         """Add up by weight what belongs to one received token, and combine."""

@@ -7,7 +7,7 @@ another interface there; those libraries have adapters of their own.
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ class FlashInferGroup(ExpertParallelGroup):
         accelerator: Accelerator,
         ranks: ProcessGroup,
         communication: Any,
-        rank_mask: Any = None,
+        rank_mask: Callable[[Sequence[int], int], Tensor] | None = None,
     ) -> None:
         super().__init__(accelerator, config.deadline)
         self._local_experts = config.experts // ranks.size

@@ -155,7 +155,7 @@ class ThroughputGroup(ExpertParallelGroup):
         ep = self._nccl.module
         slots, top_k = self._nccl.ranks.size * self._nccl.config.max_tokens, expert_ids.shape[1]
         with self.ordered(stream):
-            launched_on = current_stream(tokens)
+            cuda_stream = current_stream(tokens)
             ids = expert_ids.long()
             received = tokens.new_empty((slots, tokens.shape[1]))
             received_weights = weights.new_empty((slots, top_k))
@@ -167,7 +167,7 @@ class ThroughputGroup(ExpertParallelGroup):
                 layout_info=ep.LayoutInfo(
                     recv_total_counter=ep.Tensor(total), recv_topk_idx_kind=ep.ExpertIdKind.LOCAL
                 ),
-                stream=launched_on,
+                stream=cuda_stream,
             )
             handle.dispatch(
                 ep.DispatchInputs(tokens=ep.Tensor(tokens), topk_weights=ep.Tensor(weights)),
@@ -176,14 +176,13 @@ class ThroughputGroup(ExpertParallelGroup):
                     topk_weights=ep.Tensor(received_weights),
                     topk_idx=ep.Tensor(received_ids),
                 ),
-                stream=launched_on,
+                stream=cuda_stream,
             )
             filled = torch.arange(slots, device=tokens.device) < total
             local = torch.where(filled[:, None], received_ids, -1)
             choices = LocalChoices(local, received_weights)
             rows = choices.rows(received)
-        kept = ThroughputHandle(handle, ids, choices)
-        return ReceivedTokens(rows, local.view(-1), None, kept)
+        return ReceivedTokens(rows, local.view(-1), None, ThroughputHandle(handle, ids, choices))
 
     def combine(self, outputs: Tensor, handle: object, stream: Stream) -> Tensor:
         """Add up by weight what belongs to one received token, combine, and destroy the handle."""
@@ -214,10 +213,10 @@ def current_stream(tensor: Tensor) -> int:
 def probe_module(module: str) -> Probe:
     """Whether NCCL-EP is installed, and a GPU is there."""
     try:
-        found = importlib.util.find_spec(module) is not None
+        installed = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of the package that it is in
-        found = False
-    if not found:
+        installed = False
+    if not installed:
         return Unavailable("nccl.ep is not installed: pip install 'nccl-extensions[cu13]'")
     if not torch.cuda.is_available():
         return Unavailable("no CUDA device")

@@ -86,7 +86,7 @@ class _Unwatched:
     def begin(self, total: int) -> None:
         pass
 
-    def next(self, bout: object) -> None:
+    def next(self, run: object) -> None:
         pass
 
     def found(self, finding: object) -> None:

@@ -5,6 +5,7 @@ are collected before the next one, so a rank that fails strands no other.
 """
 
 import logging
+import re
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -370,5 +371,7 @@ def answers_or_raise(clause: str, replies: Mapping[int, RankReply]) -> dict[int,
         for rating, fault_clause, text in [reply["fault"]]
     )
     for _, rank, violated_clause, text in faults:
-        raise Violation(violated_clause, f"rank {rank}: {text}")
+        # A property that compares ranks names the rank itself.
+        who = "" if re.match(rf"rank {rank}\b", text) else f"rank {rank}: "
+        raise Violation(violated_clause, f"{who}{text}")
     return {rank: reply["answers"] for rank, reply in replies.items()}

@@ -26,13 +26,14 @@ from equipoise.hal.communicator import (
     Rendezvous,
     RendezvousHost,
 )
+from equipoise.hal.conformance.clauses import SIGNATURES
 from equipoise.hal.conformance.context import RankContext
 from equipoise.hal.conformance.executors.device import WAIT_TIMEOUT, DeviceEnvironment, play_threads
 from equipoise.hal.conformance.executors.leak_detector import LeakDetector
 from equipoise.hal.conformance.executors.property_reference import resolve_property
 from equipoise.hal.conformance.executors.worker_process import serve_requests
 from equipoise.hal.conformance.program import Case, case_from_json
-from equipoise.hal.conformance.subject import SIGNATURES, describe_error, missing_member
+from equipoise.hal.conformance.subject import describe_error, missing_member
 from equipoise.hal.errors import CommunicatorError, ControlError, Violation
 from equipoise.hal.expert_parallel import ExpertParallelLibrary
 

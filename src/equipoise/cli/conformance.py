@@ -38,10 +38,10 @@ class ConformanceProgress(Protocol):
     """Progress of a conformance run; `close` ends its display."""
 
     def begin(self, total: int) -> None:
-        """So many bouts are to come."""
+        """So many properties are to be played."""
         ...
 
-    def next(self, bout: PropertyRun) -> None:
+    def next(self, run: PropertyRun) -> None:
         """This one starts."""
         ...
 
@@ -70,9 +70,9 @@ class ConformanceProgressBar:
         self._total = total
         self._draw()
 
-    def next(self, bout: PropertyRun) -> None:
+    def next(self, run: PropertyRun) -> None:
         """Say which family plays where."""
-        self._place = f"{bout.claim.family} ({bout.executor.value})"
+        self._place = f"{run.claim.family} ({run.executor.value})"
         self._draw()
 
     def found(self, finding: Finding) -> None:
@@ -110,10 +110,10 @@ class ConformanceProgressLines:
         """Remember how many."""
         self._total = total
 
-    def next(self, bout: PropertyRun) -> None:
+    def next(self, run: PropertyRun) -> None:
         """Name a family that begins."""
-        if bout.claim.family != self._family:
-            self._family = bout.claim.family
+        if run.claim.family != self._family:
+            self._family = run.claim.family
             seconds = time.monotonic() - self._began
             self._say(f"{self._count}/{self._total} properties, {seconds:.0f} s; {self._family}")
 
@@ -136,7 +136,7 @@ class NoConformanceProgress:
     def begin(self, total: int) -> None:
         """Nothing."""
 
-    def next(self, bout: PropertyRun) -> None:
+    def next(self, run: PropertyRun) -> None:
         """Nothing."""
 
     def found(self, finding: Finding) -> None:

@@ -269,9 +269,9 @@ def _run(
     def watch(step: int) -> None:
         watchers.watch(step, meter.experts[step], balancer.imbalance())
         if (live := run_context.observers.live) is not None:
-            live.follow(served[0].newest_request, run_context.traffic.new_tokens)
+            live.follow(loop.newest_request, run_context.traffic.new_tokens)
 
-    served: list[ServeLoop | ModelStage] = []
+    loop: ServeLoop | ModelStage
     if run_context.grid.data_parallel_only:
         loop = ServeLoop(
             run_context.serving,
@@ -283,11 +283,10 @@ def _run(
             name,
             watchers.events,
         )
-        served.append(loop)
         return loop.run().finished
     with open_stage(run_context, name) as stage:
         moe = stage.slice_moe(moe, run_context.serving.compute)
-        model_stage = ModelStage(
+        loop = ModelStage(
             run_context.serving,
             stage,
             run_context.traffic,
@@ -298,8 +297,7 @@ def _run(
             name,
             watchers.events,
         )
-        served.append(model_stage)
-        return model_stage.run()
+        return loop.run()
 
 
 @contextmanager

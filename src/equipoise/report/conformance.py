@@ -73,16 +73,16 @@ def render(result: SuiteResult, colours: ColourMode, programs: Path | None = Non
         "",
         *matrix(result, colours),
         "",
-        *textwrap.wrap(levels_line(result), WIDTH, subsequent_indent="  "),
+        *_wrap(levels_line(result)),
         *(
             styled(line, TextStyle.RED, colours)
             for passed in result.unexpected_passes(Shows.ALWAYS)
-            for line in textwrap.wrap(unexpected_pass(passed), WIDTH, subsequent_indent="  ")
+            for line in _wrap(unexpected_pass(passed))
         ),
         *(
             line
             for passed in result.unexpected_passes(Shows.SOMETIMES)
-            for line in textwrap.wrap(absent_race(passed), WIDTH, subsequent_indent="  ")
+            for line in _wrap(absent_race(passed))
         ),
         styled(verdict(result), TextStyle.RED if _failed(result) else TextStyle.GREEN, colours),
     ]
@@ -241,10 +241,21 @@ def _clause(finding: ClauseFinding, colours: ColourMode) -> str:
     if finding.status is Status.HELD:
         return line
     margin = " " * (NAME_WIDTH + STATUS_WIDTH)
-    explanation = textwrap.fill(
-        describe_clause(finding), WIDTH, initial_indent=margin, subsequent_indent=margin
-    )
+    explanation = "\n".join(_wrap(describe_clause(finding), margin, margin))
     return f"{line}\n{styled(explanation, TextStyle.DIM, colours)}"
+
+
+def _wrap(text: str, first: str = "", later: str = "  ") -> list[str]:
+    """Lines with these indents. Names and paths stay whole: they are copied into `--only`,
+    `--xfail` and searches."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _violations(result: SuiteResult, colours: ColourMode, programs: Path | None) -> Iterable[str]:
@@ -269,7 +280,7 @@ def _what(text: str) -> Iterable[str]:
     """What was seen, line by line: a rank that hangs or dies is quoted with its stacks."""
     lines = text.splitlines()
     for line in lines[:MAX_WHAT_LINES]:
-        yield from textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+        yield from _wrap(line)
     if len(lines) > MAX_WHAT_LINES:
         yield f"({len(lines) - MAX_WHAT_LINES} more lines: --json FILE writes all of them)"
 
@@ -307,7 +318,7 @@ def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
         command=str(about.get("command", "")),
         title=f"Conformance of {result.subject}",
         headline=headline(result),
-        mood="bad" if _failed(result) else "good",
+        verdict_class="bad" if _failed(result) else "good",
         verdict=verdict(result),
         levels_line=levels_line(result),
         passes=[unexpected_pass(one) for one in result.unexpected_passes(Shows.ALWAYS)],
@@ -335,7 +346,7 @@ def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
                 ", ".join(finding.clauses),
                 finding.executor,
                 _marked(finding.status),
-                (_ground(finding), "num"),
+                (_figure_or_reason(finding), "num"),
                 (f"{finding.seconds:.2f} s", "num"),
             )
             for finding in result.findings
@@ -385,7 +396,7 @@ def _html_cell(clause: str, findings: Mapping[str, ClauseFinding]) -> dict[str, 
     return {"sign": STATUS_SIGNS[status], "css": _class(status), "title": title, "link": clause}
 
 
-def _ground(finding: Finding) -> str:
+def _figure_or_reason(finding: Finding) -> str:
     if isinstance(finding.verdict, PropertyUnsupported):
         return finding.verdict.capability
     if isinstance(finding.verdict, PropertyNotJudged):

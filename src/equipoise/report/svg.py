@@ -130,19 +130,19 @@ def draw(name: str, height: float, paint: Callable[["Figure"], None]) -> str:
     return _for_a_page(buffer.getvalue())
 
 
-FILE_STYLE = (
+STANDALONE_STYLE = (
     "<style>svg{background:#fff;color:#1f2933}"
     "@media (prefers-color-scheme:dark){svg{background:#0d1117;color:#e6edf3}}</style>"
 )
 """Of a picture in a file, which no page gives colours: both schemes, each on its own paper."""
 
 
-def file_of(svg: str) -> str:
+def standalone_svg(svg: str) -> str:
     """A picture of `draw` as a file of its own, readable in light and in dark surroundings."""
     opening, rest = svg.split(">", 1)
     if " xmlns=" not in opening:
         opening = opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
-    return f"{opening}>{FILE_STYLE}{rest}\n"
+    return f"{opening}>{STANDALONE_STYLE}{rest}\n"
 
 
 def _for_a_page(svg: str) -> str:

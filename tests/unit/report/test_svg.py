@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers.paths import ROOT
 
-from equipoise.report.svg import TEXT_COLOUR, draw, file_of
+from equipoise.report.svg import TEXT_COLOUR, draw, standalone_svg
 
 IMAGES = sorted((ROOT / "docs" / "images").glob("*.svg"))
 
@@ -33,5 +33,5 @@ def test_pictures_of_docs_have_light_and_dark_colours(path: object) -> None:
 def test_picture_of_its_own_has_light_and_dark_colours() -> None:
     pytest.importorskip("matplotlib")
     svg = draw("x", 2.0, lambda figure: figure.subplots().set_title("<title>"))  # type: ignore[arg-type]
-    assert_readable_anywhere(file_of(svg))
-    assert file_of(svg).count("xmlns=") == 1
+    assert_readable_anywhere(standalone_svg(svg))
+    assert standalone_svg(svg).count("xmlns=") == 1

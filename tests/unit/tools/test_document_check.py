@@ -59,6 +59,7 @@ BROKEN_BLOCKS = {
     ("console", "equipoise run\n"): (0, "console: no line begins with a prompt"),
     ("", "$ equipoise run\n"): (0, "a transcript is a block of `console`"),
     ("text", "equipoise run\n"): (0, "commands are a block of `bash`"),
+    ("text", "equipoise\n"): (0, "commands are a block of `bash`"),
     ("", "ranks: 4\nsteps: 8\n"): (0, "a configuration is a block of `yaml`"),
     ("python", "import equipoise\nprint(\n"): (1, "python: '(' was never closed"),
     ("yaml", "ranks: [4\n"): (0, "yaml: "),

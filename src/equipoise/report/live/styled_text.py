@@ -53,20 +53,20 @@ def visible(text: str) -> str:
 
 def cut(text: str, columns: int) -> str:
     """As much from the beginning as these columns hold."""
-    taken = 0
+    used = 0
     for index, letter in enumerate(text):
-        taken += cells(letter)
-        if taken > columns:
+        used += cells(letter)
+        if used > columns:
             return text[:index]
     return text
 
 
 def cut_front(text: str, columns: int) -> str:
     """As much of the end as these columns hold."""
-    taken = 0
+    used = 0
     for index in range(len(text) - 1, -1, -1):
-        taken += cells(text[index])
-        if taken > columns:
+        used += cells(text[index])
+        if used > columns:
             return text[index + 1 :]
     return text
 

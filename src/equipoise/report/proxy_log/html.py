@@ -33,7 +33,7 @@ def render_html(log: ProxyLog, figures: ProxyLogFigures, about: Mapping[str, str
         title="Requests by worker",
         log=log.log,
         subtitle=f"{title(figures)}, {' '.join(period(figures))}",
-        mood="good" if completed == total else "bad",
+        verdict_class="good" if completed == total else "bad",
         verdict=f"{completed:,} of {total:,} requests completed",
         tiles=_tiles(figures),
         pictures=[one for one in plots if one is not None],

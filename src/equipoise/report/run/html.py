@@ -29,7 +29,7 @@ def render_html(record: RunRecord, summary: RunSummary, command: str) -> str:
         title=f"Balanced serving on {summary.ranks_text}",
         subtitle=_subtitle(summary),
         verdict=verdict(summary),
-        mood="bad" if summary.exit_code else "good",
+        verdict_class="bad" if summary.exit_code else "good",
         tiles=list(_tiles(summary)),
         first_step=summary.measured_from_step,
         last_step=summary.steps - 1,

@@ -83,8 +83,8 @@ def render_html(
     """The whole file as text. Raises PlotsMissing without matplotlib."""
     best = best_of_columns(comparison.results)
     sweep, subject = comparison.sweep, comparison.subject
-    told_apart, alike = _told_apart(comparison, best)
-    verdict, mood = _verdict(comparison, best)
+    heading, indistinguishable = _indistinguishable(comparison, best)
+    verdict, verdict_class = _verdict(comparison, best)
     settings = {name: value for name, value in about.items() if name != "command"}
     return render_page(
         "simulation.html",
@@ -93,11 +93,11 @@ def render_html(
         subtitle=title(comparison),
         arrivals=capitalised(subject.arrivals),
         verdict=verdict,
-        mood=mood,
+        verdict_class=verdict_class,
         tiles=_tiles(comparison, best),
         seeds=len(comparison.seeds),
-        told_apart=told_apart,
-        alike=alike,
+        indistinguishable_heading=heading,
+        indistinguishable=indistinguishable,
         tables=list(_tables(comparison, best)),
         pictures=pictures(comparison),
         sweep=[] if sweep is None else list(_sweep_tables(sweep)),
@@ -191,7 +191,9 @@ def _marked(column: FilledColumn, row: int) -> Cell:
     return (text, "best") if row == column.best else text
 
 
-def _told_apart(simulation: SimulationResult, best: Sequence[ColumnBest]) -> tuple[str, list[str]]:
+def _indistinguishable(
+    simulation: SimulationResult, best: Sequence[ColumnBest]
+) -> tuple[str, list[str]]:
     """What cannot be told from the best: a sentence, and a line for each column."""
     first, *more = indistinguishable_lines(simulation, best)
     return capitalised(first), [line.strip() for line in more]

@@ -172,6 +172,17 @@ def test_stacks_are_shown_line_by_line_and_cut() -> None:
     assert "(11 more lines: --json FILE writes all of them)" in lines
 
 
+def test_names_and_paths_stay_whole_in_wrapped_text() -> None:
+    """They are copied: a property into `--only` and `--xfail`, a path into a search."""
+    path = f"/{'folder/' * 14}unbound_buffer.cc:78"
+    verdict = dataclasses.replace(violated("K5"), what=f"K5: rank 0: raised OSError: [{path}] late")
+    findings = [finding(name, verdict) for name in (RESULT, FAILED)]
+    lines = render(result(findings), ColourMode.PLAIN).splitlines()
+    assert any(path in line for line in lines)
+    explanation = lines[next(n for n, line in enumerate(lines) if line.startswith("K5 ")) + 1 :]
+    assert explanation[:2] == [f"{'':18}see {FAILED},", f"{'':18}{RESULT}"]
+
+
 def test_conformance_page_escapes_every_text() -> None:
     expected = Expectation(clause="K5", reason="r", shows=Shows.ALWAYS)
     found = result([finding(RESULT, violated("K5"), K5), finding(FAILED, HELD)], (), [expected])

@@ -187,7 +187,7 @@ def test_simulation_verdict_names_few_indistinguishable_policies(
 
 
 @pytest.mark.parametrize(
-    ("values", "words", "mood"),
+    ("values", "words", "verdict_class"),
     [
         ((2.0, 1.0, 3.0), "; no gain over random that chance would not give", ""),
         ((3.0, 2.0, 4.0), " \u00b10.0 % over random", "good"),
@@ -198,13 +198,15 @@ def test_simulation_verdict_says_gain_over_random(
     make_result: Callable[..., PolicyResult],
     values: tuple[float, ...],
     words: str,
-    mood: str,
+    verdict_class: str,
 ) -> None:
     best = make_result("best", "throughput", values)
-    noise = make_result("random", "throughput", (1.5, 1.0, 2.0) if mood else (1.9, 1.1, 2.9))
+    noise = make_result(
+        "random", "throughput", (1.5, 1.0, 2.0) if verdict_class else (1.9, 1.1, 2.9)
+    )
     page, _ = outline(replace(simulation_result, results=(best, noise), plot_data={}))
     assert words in page
-    assert f'<div class="verdict {mood}">' in page
+    assert f'<div class="verdict {verdict_class}">' in page
 
 
 @pytest.mark.parametrize(

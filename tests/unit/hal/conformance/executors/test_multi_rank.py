@@ -16,8 +16,9 @@ from equipoise.hal.conformance.executors.multi_rank import (
     GatherOptions,
     MultiRankSubject,
     RankStore,
+    answers_or_raise,
 )
-from equipoise.hal.conformance.executors.rank_worker import RankReply, RankRequest
+from equipoise.hal.conformance.executors.rank_worker import FaultPriority, RankReply, RankRequest
 from equipoise.hal.conformance.program import Case, Program, Step, make_program
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import Unsupported, Violation
@@ -204,3 +205,21 @@ def test_failure_of_calm_property_counts_at_once() -> None:
     with pytest.raises(Violation, match="passed its deadline"):
         subject(rank_group).play(CALM, CASE)
     assert rank_group.played_deadlines == [15.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raised OSError", "K5: rank 1: raised OSError"),
+        ("rank 1, step 0: gone", "K5: rank 1, step 0: gone"),
+        ("rank 12: gone", "K5: rank 1: rank 12: gone"),
+    ],
+)
+def test_violation_names_the_rank_that_saw_it_once(text: str, message: str) -> None:
+    replies: dict[int, RankReply] = {
+        0: {"answers": []},
+        1: {"fault": [FaultPriority.VIOLATION, "K5", text]},
+    }
+    with pytest.raises(Violation) as raised:
+        answers_or_raise("K1", replies)
+    assert str(raised.value) == message
