@@ -2,7 +2,7 @@
 
     python tools/check_docs.py [ROOT]
 
-Run by `tox -e lint`; prints each violation as `path:line: text`. Of code in a sentence it checks
+Run by `tox -e docs`; prints each violation as `path:line: text`. Of code in a sentence it checks
 commands and options of `equipoise`, options of this repository's scripts, identifiers, metrics,
 environment variables, dotted names of the package, and `Class.attribute`. Of blocks:
 
