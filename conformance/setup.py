@@ -123,6 +123,8 @@ setup(
     package_dir={"": str(SOURCE)},
     packages=packages(),
     entry_points=entry_points(packages()),
+    # Only what the next lines name: setuptools else takes a folder of data for a package left out.
+    include_package_data=False,
     package_data={
         "equipoise": ["py.typed"],
         "equipoise.report": [

@@ -21,7 +21,7 @@ from helpers.tiers import DEEP
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.search import PropertyViolated, SearchSettings, search
 
-CASES = 200
+CASES = 2000
 """Of the property that has to reject a mutant."""
 OTHERS = 40 if DEEP else 4
 """Of every other property."""

@@ -180,6 +180,9 @@ class _StoreRunner:
             self.commit(version, slot, str(step.args[1]), role)
         elif step.op == "write":
             self.write(version, slot, role)
+        elif step.op == "lease":
+            # Over at once, so that nothing is refused: it must not disturb what is under way.
+            self.fixture.store.lease([slot]).release()
         else:
             self.pack(version, slot, role)
 
@@ -227,6 +230,7 @@ def _issue_order_programs(_: Traits) -> st.SearchStrategy[Program]:
         step_of("pack", SLOT, STREAM),
         step_of("write", SLOT, STREAM),
         step_of("commit", SLOT, STREAM, STREAM),
+        step_of("lease", SLOT),
         most=MAX_STORE_STEPS,
     )
 
