@@ -276,10 +276,10 @@ MUTANTS = (
         name="a-late-signal-counts",
         clause="L3",
         broken="A signal of an epoch that is over releases a waiter of the next.",
-        # Its rules drain locks and come late: the first case shows it.
-        property=MACHINE,
+        property=MODEL,
         subject=device_with(lock=TimelessSignal),
-        also=(MODEL,),
+        # Its rules drain locks and come late, too.
+        also=(MACHINE,),
     ),
     Mutant(
         name="words-outlive-their-epoch",

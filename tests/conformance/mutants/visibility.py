@@ -187,8 +187,8 @@ MUTANTS = (
         name="a-lease-forgets-who-is-at-work",
         clause="V5",
         broken="Operations that are issued after a lease do not wait for those issued before it.",
-        property=ORDER,
-        also=(MACHINE,),
+        property=MACHINE,
+        also=(ORDER,),
         subject=device_with(slots=ForgetfulLeaseStore),
     ),
 )
