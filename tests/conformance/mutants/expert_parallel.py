@@ -33,7 +33,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 """Tokens, expert ids and weights of a dispatch."""
 
 
-class Altered(FixedCapacityGroup):
+class AlteredGroup(FixedCapacityGroup):
     """Our exchange, with places where a mutant changes what goes in and what comes out."""
 
     def change_inputs(
@@ -74,7 +74,7 @@ def launched(like: Tensor, stream: Stream, compute: Callable[[], Tensor]) -> Ten
 # ----- M1, M2: results and rows -------------------------------------------------------------------
 
 
-class IgnoresWeights(Altered):
+class IgnoresWeights(AlteredGroup):
     """Sums results as if every weight were one."""
 
     def change_inputs(
@@ -83,7 +83,7 @@ class IgnoresWeights(Altered):
         return tokens, expert_ids, torch.ones_like(weights)
 
 
-class TakesPositiveWeights(Altered):
+class TakesPositiveWeights(AlteredGroup):
     """Negative weights count as zero."""
 
     def change_inputs(
@@ -92,7 +92,7 @@ class TakesPositiveWeights(Altered):
         return tokens, expert_ids, launched(weights, stream, lambda: weights.clamp(min=0))
 
 
-class Saturates(Altered):
+class Saturates(AlteredGroup):
     """Elements of rows are within the range of float8_e4m3fn."""
 
     def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
@@ -117,7 +117,7 @@ class SumsInTokenDtype(FixedCapacityGroup):
             out += results[:, choice] * weights[:, choice, None].to(out.dtype)
 
 
-class SumsThreeChoices(Altered):
+class SumsThreeChoices(AlteredGroup):
     """The fourth choice is left out of the sum."""
 
     def change_inputs(
@@ -127,7 +127,7 @@ class SumsThreeChoices(Altered):
         return tokens, expert_ids, launched(weights, stream, lambda: weights * first)
 
 
-class SwapsLocalExperts(Altered):
+class SwapsLocalExperts(AlteredGroup):
     """Rows of a rank's last two experts are taken for each other's."""
 
     def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
@@ -137,7 +137,7 @@ class SwapsLocalExperts(Altered):
             experts.copy_(torch.where(experts == last - 1, last, swapped))
 
 
-class RepeatsFirstRow(Altered):
+class RepeatsFirstRow(AlteredGroup):
     """Every row of a rank that received more than three is its first one."""
 
     def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
@@ -146,7 +146,7 @@ class RepeatsFirstRow(Altered):
             rows[used[3:]] = rows[used[0]].clone()
 
 
-class SendsWholeBlocks(Altered):
+class SendsWholeBlocks(AlteredGroup):
     """Columns after the last whole block of 128 are lost."""
 
     def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
@@ -155,7 +155,7 @@ class SendsWholeBlocks(Altered):
             rows[:, whole:] = 0
 
 
-class HasIdsOfOneByte(Altered):
+class HasIdsOfOneByte(AlteredGroup):
     """Expert ids are taken modulo 256."""
 
     def change_inputs(
@@ -188,7 +188,7 @@ class SixtyFourTokensAtATime(FixedCapacityGroup):
 # ----- M3, M4, M5: loads, choices and counts ------------------------------------------------------
 
 
-class SharesRoomEvenly(Altered):
+class SharesRoomEvenly(AlteredGroup):
     """An expert has room for three quarters of all tokens; the rows after them are dropped."""
 
     def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
@@ -198,7 +198,7 @@ class SharesRoomEvenly(Altered):
             experts[own[room:]] = -1
 
 
-class PadsWithExpertZero(Altered):
+class PadsWithExpertZero(AlteredGroup):
     """A choice of -1 is sent to expert 0, with its weight."""
 
     def change_inputs(
@@ -207,7 +207,7 @@ class PadsWithExpertZero(Altered):
         return tokens, launched(expert_ids, stream, lambda: expert_ids.clamp(min=0)), weights
 
 
-class CountsRepetitionOnce(Altered):
+class CountsRepetitionOnce(AlteredGroup):
     """An expert that a token repeats in its next choice gets its row once."""
 
     def change_inputs(
@@ -222,14 +222,14 @@ class CountsRepetitionOnce(Altered):
         return ids
 
 
-class CountsUnusedRows(Altered):
+class CountsUnusedRows(AlteredGroup):
     """Unused rows are counted for the last local expert."""
 
     def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
         counts[-1] += (experts < 0).sum()
 
 
-class TellsPrefixSums(Altered):
+class TellsPrefixSums(AlteredGroup):
     """Counts are added up over the local experts."""
 
     def change_rows(self, rows: Tensor, experts: Tensor, counts: Tensor) -> None:
@@ -239,7 +239,7 @@ class TellsPrefixSums(Altered):
 # ----- M6, M7: what is passed ---------------------------------------------------------------------
 
 
-class LocalisesIdsInPlace(Altered):
+class LocalisesIdsInPlace(AlteredGroup):
     """Leaves local ids in the caller's tensor."""
 
     def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
@@ -247,7 +247,7 @@ class LocalisesIdsInPlace(Altered):
         return handle
 
 
-class PadsTokensInPlace(Altered):
+class PadsTokensInPlace(AlteredGroup):
     """Clears the memory after the tokens, up to a multiple of 64 bytes."""
 
     def change_inputs(
@@ -280,14 +280,14 @@ class ClearsOutputs(FixedCapacityGroup):
         return result
 
 
-class KeepsWeightsOfCaller(Altered):
+class KeepsWeightsOfCaller(AlteredGroup):
     """Combines with the caller's own tensor of weights."""
 
     def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
         return replace(handle, weights=inputs[2])
 
 
-class ReadsIdsAgain(Altered):
+class ReadsIdsAgain(AlteredGroup):
     """Combines by the ids that the caller's tensor holds by then."""
 
     def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
@@ -306,7 +306,7 @@ class ReadsIdsAgain(Altered):
 # ----- M8, M9: handles ----------------------------------------------------------------------------
 
 
-class CombinesNewest(Altered):
+class CombinesNewest(AlteredGroup):
     """A handle that has ended stands for the dispatch that came last."""
 
     def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
@@ -342,7 +342,7 @@ class RefusesOnFirstRank(FixedCapacityGroup):
         return results[handle]
 
 
-class HasOneBufferForWeights(Altered):
+class HasOneBufferForWeights(AlteredGroup):
     """All dispatches in flight have their weights in one buffer."""
 
     def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
@@ -376,7 +376,7 @@ class HasOneBufferForResults(FixedCapacityGroup):
         return buffer[: len(result)]
 
 
-class CombinesOldest(Altered):
+class CombinesOldest(AlteredGroup):
     """Of the dispatches that are open, the oldest one is combined."""
 
     def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
@@ -393,7 +393,7 @@ class CombinesOldest(Altered):
 # ----- M10: masks ---------------------------------------------------------------------------------
 
 
-class ScalesUpForLost(Altered):
+class ScalesUpForLost(AlteredGroup):
     """The weights of the choices that are left make up for those on lost ranks."""
 
     def set_active(self, ranks: Sequence[int]) -> None:
@@ -407,7 +407,7 @@ class ScalesUpForLost(Altered):
         return tokens, expert_ids, launched(weights, stream, lambda: weights * scale)
 
 
-class SendsOwnForLost(Altered):
+class SendsOwnForLost(AlteredGroup):
     """Choices on lost ranks are computed by this rank's first expert."""
 
     def set_active(self, ranks: Sequence[int]) -> None:
@@ -430,7 +430,7 @@ class SendsOwnForLost(Altered):
 # ----- M11: graphs --------------------------------------------------------------------------------
 
 
-class CapturesChoices(Altered, LoneGroup):
+class CapturesChoices(AlteredGroup, LoneGroup):
     """Choices are read by the host at the call, and so captured with the graph."""
 
     def change_inputs(
@@ -439,7 +439,7 @@ class CapturesChoices(Altered, LoneGroup):
         return tokens, expert_ids.clone(), weights
 
 
-class CapturesWeights(Altered, LoneGroup):
+class CapturesWeights(AlteredGroup, LoneGroup):
     """Weights are read at the call."""
 
     def change_inputs(
@@ -451,7 +451,7 @@ class CapturesWeights(Altered, LoneGroup):
 # ----- M12, M13: what does not fit ----------------------------------------------------------------
 
 
-class TruncatesBatch(Altered):
+class TruncatesBatch(AlteredGroup):
     """Tokens after the most that a batch may have are left out."""
 
     def change_inputs(
@@ -461,7 +461,7 @@ class TruncatesBatch(Altered):
         return tokens[:most], expert_ids[:most], weights[:most]
 
 
-class CountsRefusedBatches(Altered):
+class CountsRefusedBatches(AlteredGroup):
     """The number of the batch, which peers compare, is counted before the batch is checked."""
 
     def change_inputs(
@@ -581,7 +581,7 @@ class IgnoresGeneration(FixedCapacityGroup):
 # ----- M16: resources -----------------------------------------------------------------------------
 
 
-class KeepsBatches(Altered):
+class KeepsBatches(AlteredGroup):
     """Keeps the weights of every dispatch."""
 
     def change_handle(self, handle: ExchangeHandle, inputs: Inputs, stream: Stream) -> object:
