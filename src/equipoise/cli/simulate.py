@@ -44,6 +44,9 @@ MAX_TOKENS = 2**40
 MAX_FRONT_ENDS = 1024
 MAX_WINDOW = 65_536
 MAX_DRAFTS = 255
+DEFAULT_FIXED_SHARE, DEFAULT_ACCEPTANCE = 0.5, 0.7
+"""Of options whose fields are None where they were not given: without their step model or drafts
+they would have no effect, and are refused."""
 LEAST_LOAD, MAX_LOAD = 1e-6, 100.0
 """Below the least, times between requests overflow before they mean anything."""
 
@@ -146,13 +149,13 @@ class SimulateRequest(Settings):
     acceptance: Annotated[float | None, Option(
         "chance that a draft is accepted if those before it were", CLUSTER,
         needs=("draft_tokens", "nothing is drafted"),
-        least=0, most=1, default="0.7", rare=True)] = None
+        least=0, most=1, default=f"{DEFAULT_ACCEPTANCE:g}", rare=True)] = None
     step_model: Annotated[str, Option(
         "; ".join(f"{name}: {about}" for name, about in STEP_MODELS.items()), STEP,
         kind=choice(tuple(STEP_MODELS)))] = "share"
     fixed_share: Annotated[float | None, Option(
         "part of a step at full load that does not depend on it, with share; below 1", STEP,
-        least=0, most=1, default="0.5")] = None
+        least=0, most=1, default=f"{DEFAULT_FIXED_SHARE:g}")] = None
     seconds_per_token: Annotated[float | None, Option(
         "that reading one token of the KV cache takes; bfio has its own", STEP,
         least=0, above=True, most=1, metavar="S", default="1e-7")] = None

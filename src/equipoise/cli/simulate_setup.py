@@ -31,6 +31,8 @@ from equipoise.cli.files import probe_file
 from equipoise.cli.offline import check_outputs, usage_errors, warn
 from equipoise.cli.option_checks import check_folder
 from equipoise.cli.simulate import (
+    DEFAULT_ACCEPTANCE,
+    DEFAULT_FIXED_SHARE,
     LEAST_LOAD,
     MAX_LOAD,
     MAX_WORKERS,
@@ -173,7 +175,6 @@ def _check_files(request: SimulateRequest) -> None:
 
 
 REQUESTS_PER_SLOT = 40
-FIXED_SHARE, ACCEPTANCE = 0.5, 0.7
 SAMPLING_TEXTS = {
     "bootstrap": "each seed draws as many requests of the trace with replacement (bootstrap)",
     "shuffled": "each seed shuffles the order of the trace",
@@ -218,7 +219,7 @@ def load_trace(request: SimulateRequest) -> Workload | None:
 def set_up_trial(request: SimulateRequest, trace: Workload | None) -> TrialSetup:
     """Raises UsageError for a cluster or times that cannot be."""
     sampling = _sampling(request)
-    share = FIXED_SHARE if request.fixed_share is None else request.fixed_share
+    share = DEFAULT_FIXED_SHARE if request.fixed_share is None else request.fixed_share
     trial = ComparisonSetup(
         workload_factory=_generator(request) if trace is None else _of_trace(trace, sampling),
         seeds=range(request.seed, request.seed + request.seeds),
@@ -293,7 +294,7 @@ def _scenario(request: SimulateRequest) -> Scenario:
 
 def _cluster(request: SimulateRequest) -> Cluster:
     chunk, drafts = request.prefill_chunk, request.draft_tokens
-    acceptance = ACCEPTANCE if request.acceptance is None else request.acceptance
+    acceptance = DEFAULT_ACCEPTANCE if request.acceptance is None else request.acceptance
     return Cluster(
         workers=request.workers,
         slots=request.slots_per_worker,

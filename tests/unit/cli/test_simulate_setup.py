@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from equipoise.balancer.requests.catalogue import PrefillRule
-from equipoise.balancer.requests.cluster import Drafting, Prefill, PrefillAlignment
+from equipoise.balancer.requests.cluster import PER_TOKEN, Drafting, Prefill, PrefillAlignment
 from equipoise.balancer.requests.policy_settings import POLICIES, WhenFull
 from equipoise.balancer.requests.simulation import SaturatedArrivals, TimedArrivals
 from equipoise.balancer.requests.workload import Workload
@@ -21,10 +21,15 @@ from equipoise.cli.simulate import (
     sweep_points,
 )
 from equipoise.cli.simulate_setup import known_policies, load_trace, set_up_trial, validate
+from equipoise.option import options_of
 from equipoise.report.simulation.json_output import to_json
 
 TRACES = os.environ.get("EQUIPOISE_TRACES")
 FILES = ("AzureLLMInferenceTrace_conv.csv", "mooncake_conversation_trace.jsonl")
+
+
+def test_help_says_seconds_per_token_that_is_simulated() -> None:
+    assert float(options_of(SimulateRequest)["seconds_per_token"].default) == PER_TOKEN
 
 
 def request(**options: Any) -> SimulateRequest:
