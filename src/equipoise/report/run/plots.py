@@ -88,7 +88,7 @@ def step_time_curve(record: RunRecord) -> Picture:
         "Step time",
         f"{_phase_words(record, variants)} Thick: the median of each text; dotted: what one step "
         "in twenty exceeds; thin: every step, wall time of the slowest rank on this machine. Ranks "
-        "that share processor cores take turns, so balance itself saves them no time here; what to "
+        "that share processor cores take turns, so this cannot show what balance gains; what to "
         "look for is whether the marks under the axis, where rebalances took effect, stand out.",
         draw("time", 2.9, paint),
     )

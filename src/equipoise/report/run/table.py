@@ -156,7 +156,7 @@ def core_sharing(summary: RunSummary) -> str:
     ranks = summary.ranks * summary.stages
     if summary.backend != "cpu" or not 0 < cores < ranks:
         return ""
-    return f"{ranks} ranks take turns on {cores} core(s): balance saves them no time here"
+    return f"{ranks} ranks take turns on {cores} core(s): this cannot show what balance gains"
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:

@@ -130,4 +130,4 @@ def test_table_says_where_ranks_share_cores(
 ) -> None:
     record = make_record(machine={"cores": cores}, backend=backend)
     text = render(summarise(record), ColourMode.PLAIN)
-    assert ("ranks take turns on 1 core(s): balance saves them no time" in text) == shown
+    assert ("ranks take turns on 1 core(s): this cannot show what balance gains" in text) == shown
