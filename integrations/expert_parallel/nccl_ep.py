@@ -6,6 +6,7 @@ Written against the Python package `nccl.ep` of the distribution nccl-extensions
 
 import importlib
 import importlib.util
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +41,12 @@ class NcclGroup:
 
     Args:
         config: of the group.
-        ranks: the process group, closed with this one.
+        ranks: the process group, closed with this one, and where this one cannot be created.
         module: `nccl.ep`.
         algorithm: name of a member of its `Algorithm`.
+
+    Raises:
+        Exception: whatever NCCL-EP raises.
     """
 
     def __init__(
@@ -52,26 +56,26 @@ class NcclGroup:
         self.ranks = ranks
         self.module = module
         interop = importlib.import_module(f"{module.__name__}.interop.torch")
-        self._communicator = interop.get_nccl_comm_from_group(ranks.group)
-        self.group = module.Group.create(
-            self._communicator,
-            module.GroupConfig(
-                algorithm=module.Algorithm[algorithm],
-                num_experts=config.experts,
-                max_dispatch_tokens_per_rank=config.max_tokens,
-                max_recv_tokens_per_rank=ranks.size * config.max_tokens,
-                max_token_bytes=config.hidden * config.dtype.itemsize,
-            ),
-        )
-        self._closed = False
+        with ExitStack() as undo:
+            undo.callback(ranks.close)
+            self._communicator = interop.get_nccl_comm_from_group(ranks.group)
+            undo.callback(self._communicator.destroy)
+            self.group = module.Group.create(
+                self._communicator,
+                module.GroupConfig(
+                    algorithm=module.Algorithm[algorithm],
+                    num_experts=config.experts,
+                    max_dispatch_tokens_per_rank=config.max_tokens,
+                    max_recv_tokens_per_rank=ranks.size * config.max_tokens,
+                    max_token_bytes=config.hidden * config.dtype.itemsize,
+                ),
+            )
+            undo.callback(self.group.destroy)
+            self._owned = undo.pop_all()
 
     def close(self) -> None:
-        """Release the group, the communicator and the process group, once."""
-        if not self._closed:
-            self._closed = True
-            self.group.destroy()
-            self._communicator.destroy()
-            self.ranks.close()
+        """Release the group, then the communicator, then the process group, once."""
+        self._owned.close()
 
 
 class LowLatencyHandles:
