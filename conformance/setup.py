@@ -21,7 +21,7 @@ WHOLE = (
     "backends.torch_accelerator",
     "integrations.expert_parallel",
 )
-"""Packages that are taken whole, with what is below them, where they exist."""
+"""Packages that are included whole, with what is below them, where they exist."""
 PARTS = {
     "equipoise": ("__init__", "input_files", "machine", "option"),
     "equipoise.backends": ("__init__",),
@@ -40,16 +40,16 @@ PARTS = {
     "equipoise.integrations": ("__init__",),
     "equipoise.report": ("__init__", "conformance", "page", "terminal"),
 }
-"""Packages of which only these modules are taken."""
+"""Packages of which only these modules are included."""
 NATIVE = {"equipoise.backends.cpu": ("accelerator", "kernels", "slots")}
-"""Modules that need the native core, which is not taken."""
+"""Modules that need the native core, which is not included."""
 GROUPS = (
     "equipoise.accelerator_families",
     "equipoise.communicators",
     "equipoise.communicator_families",
     "equipoise.expert_parallel",
 )
-"""Entry points of which those are taken whose modules are."""
+"""Entry points of which those are included whose modules are."""
 
 
 class BuildPart(build_py):
@@ -72,7 +72,7 @@ class BuildPart(build_py):
 
 
 def packages() -> list[str]:
-    """Every package of which something is taken."""
+    """Every package of which something is included."""
     whole = tuple(f"equipoise.{name}" for name in WHOLE)
     return [
         name
@@ -81,20 +81,20 @@ def packages() -> list[str]:
     ]
 
 
-def is_taken(module: str, taken: list[str]) -> bool:
+def is_included(module: str, included: list[str]) -> bool:
     """Whether a module or package is in the wheel."""
     parent = module.rpartition(".")[0]
-    return module in taken or (parent in taken and parent not in PARTS)
+    return module in included or (parent in included and parent not in PARTS)
 
 
-def entry_points(taken: list[str]) -> dict[str, list[str]]:
-    """The command, the host, and those backends of the package whose modules are taken."""
+def entry_points(included: list[str]) -> dict[str, list[str]]:
+    """The command, the host, and those backends of the package whose modules are included."""
     project = tomllib.loads(Path("..", "pyproject.toml").read_text("utf-8"))["project"]
     groups = {
         group: [
             f"{name} = {place}"
             for name, place in project["entry-points"].get(group, {}).items()
-            if is_taken(place.partition(":")[0], taken)
+            if is_included(place.partition(":")[0], included)
         ]
         for group in GROUPS
     }
@@ -132,7 +132,7 @@ setup(
             for name in ("base.html", "conformance.html", "parts.html", "style.css")
         ],
     },
-    # Of the native core, which is not taken.
+    # Of the native core, which is not included.
     exclude_package_data={"equipoise": ["_native.pyi"]},
     cmdclass={"build_py": BuildPart},
     # Here, and not beside the sources: there it would be found as an installed distribution.

@@ -112,8 +112,8 @@ def try_library(device: str, open_alone: OpenAlone) -> Trial:
         ends_on_abort = group.ends_on_abort(device)
     finally:
         group.close()
-    taken = _common(copies)
-    return Trial(device, absent, ends_on_abort, taken, _common(sums) & taken)
+    copied = _common(copies)
+    return Trial(device, absent, ends_on_abort, copied, _common(sums) & copied)
 
 
 class _TrialGroup:
@@ -165,8 +165,8 @@ def _try(group: _TrialGroup, device: str, call: Call) -> tuple[frozenset[torch.d
     for dtype in DTYPES:
         out, tensor = (torch.zeros(1, 1, device=device).to(dtype) for _ in range(2))
         errors[dtype] = group.error_of(partial(_call, call, out, tensor))
-    taken = frozenset(dtype for dtype, error in errors.items() if not error)
-    return taken, "" if taken else errors[torch.uint8]
+    accepted = frozenset(dtype for dtype, error in errors.items() if not error)
+    return accepted, "" if accepted else errors[torch.uint8]
 
 
 def _call(call: Call, out: torch.Tensor, tensor: torch.Tensor, alone: Communicator) -> Work:
@@ -177,8 +177,8 @@ def _common(
     tried: Mapping[Operation, tuple[frozenset[torch.dtype], str]],
 ) -> frozenset[torch.dtype]:
     """The dtypes that every offered operation takes."""
-    taken = [dtypes for dtypes, _ in tried.values() if dtypes]
-    return frozenset.intersection(*taken) if taken else frozenset()
+    accepted = [dtypes for dtypes, _ in tried.values() if dtypes]
+    return frozenset.intersection(*accepted) if accepted else frozenset()
 
 
 def _to_json(trial: Trial) -> str:

@@ -134,7 +134,7 @@ class Option:
         metavar: how `--help` shows its value; as its kind says where it is empty.
         short: a short form of the flag.
         default: the default in words, where the field's does not say it.
-        required: why it has to be given; empty where it need not be.
+        why_required: why it has to be given; empty where it need not be.
         least, most: range of a number; with `above`, `least` itself is not in it.
         needs: another option without which it says nothing, by key, and why.
         rare: shown by `--help-all` only.
@@ -151,7 +151,7 @@ class Option:
     metavar: str = ""
     short: str = ""
     default: str = ""
-    required: str = ""
+    why_required: str = ""
     least: float | None = None
     most: float | None = None
     above: bool = False
@@ -187,7 +187,7 @@ class Option:
     @property
     def shown_default(self) -> str:
         """What `--help` says in parentheses, without "default"."""
-        if self.default or self.required:
+        if self.default or self.why_required:
             return self.default or "required"
         if self.value is None or self.value == ():
             return "none"

@@ -81,8 +81,8 @@ def declared(traits: Traits) -> ExpertParallelCapabilities:
 
 def group_sizes(traits: Traits) -> tuple[int, ...]:
     """Numbers of ranks that can be played and that the library takes."""
-    taken = declared(traits).group_sizes
-    return tuple(size for size in traits.group_sizes if not taken or size in taken)
+    declared_sizes = declared(traits).group_sizes
+    return tuple(s for s in traits.group_sizes if not declared_sizes or s in declared_sizes)
 
 
 def needs_ranks(least: int = 1) -> Requirement:
@@ -126,8 +126,8 @@ def draw_settings(draw: st.DrawFn, traits: Traits, least_ranks: int = 1) -> tupl
 
 def _experts_per_rank(library: ExpertParallelCapabilities) -> list[int]:
     """Small numbers of experts of a rank that the library takes, or the smallest one."""
-    taken = library.experts_per_rank or range(1, MAX_EXPERTS_PER_RANK + 1)
-    return [n for n in taken if n <= MAX_EXPERTS_PER_RANK] or [min(taken)]
+    declared_numbers = library.experts_per_rank or range(1, MAX_EXPERTS_PER_RANK + 1)
+    return [n for n in declared_numbers if n <= MAX_EXPERTS_PER_RANK] or [min(declared_numbers)]
 
 
 def _enough_experts(library: ExpertParallelCapabilities, size: int, top_k: int) -> int:
@@ -226,13 +226,13 @@ def _play_counts(ctx: RankContext, program: Program) -> Play:
 
 
 def _require_counts(run: ExpertRun, dispatch: OpenDispatch) -> None:
-    require("M5", dispatch.counts is not None, "counts are declared, and none are told")
+    require("M5", dispatch.counts is not None, "counts are declared, and none are reported")
     assert dispatch.counts is not None
     experts = to_host(dispatch.experts).long()
     arrived = torch.bincount(experts[experts >= 0], minlength=run.sizes.experts_per_rank).tolist()
-    told = to_host(dispatch.counts).tolist()
-    what = f"dispatch {dispatch.batch.number}: counts {told} told, rows {arrived} received"
-    require("M5", told == arrived, what)
+    counts = to_host(dispatch.counts).tolist()
+    what = f"dispatch {dispatch.batch.number}: counts {counts} reported, rows {arrived} received"
+    require("M5", counts == arrived, what)
 
 
 # ----- M3, M4: edges of the load and of the choices -----------------------------------------------
@@ -358,10 +358,10 @@ def _same_outcome(clause: str, what: str) -> Judge:
     """Ranks that took part must have the same answer."""
 
     def judge(_: Program, answers: Sequence[Any]) -> None:
-        told = [answer for answer in answers if answer is not None]
-        differs = [rank for rank, answer in enumerate(answers) if answer not in (None, told[0])]
+        present = [answer for answer in answers if answer is not None]
+        differs = [rank for rank, answer in enumerate(answers) if answer not in (None, present[0])]
         if differs:
-            raise Violation(clause, f"{what}: {told[0]} on rank 0, not on ranks {differs}")
+            raise Violation(clause, f"{what}: {present[0]} on rank 0, not on ranks {differs}")
 
     return judge
 
@@ -519,22 +519,22 @@ def _capacity_programs(draw: st.DrawFn, traits: Traits) -> Program:
 
 
 def _play_capacity(ctx: RankContext, program: Program) -> Play:
-    """Returns whether each step was told not to fit, in order."""
+    """Returns whether each step was refused as too large, in order."""
     run: ExpertRun = yield from open_run(ctx, program, BrokenClauses("M13", "M13"))
-    told = []
+    refused = []
     for choices in batches(program):
         batch = run.make_batch(choices)
         error = yield from _step(run, batch)
-        told.append(error is not None)
+        refused.append(error is not None)
         if error is not None:
             fits = _fullest_message(run, batch) <= run.sizes.row_capacity
-            what = f"dispatch {batch.number} fits, and was told not to: {error}"
+            what = f"dispatch {batch.number} fits, and was refused: {error}"
             require("M13", not fits, what)
             run.opened, run.ended, run.combined, run.unread = [], [], [], []
         else:
             run.judge()
     yield from close_run(run)
-    return told
+    return refused
 
 
 def _step(run: ExpertRun, batch: Batch) -> Play:

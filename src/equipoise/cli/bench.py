@@ -40,7 +40,7 @@ class BenchRequest(Settings):
 
     # fmt: off
     url: Annotated[str, Option(
-        "of the server, or of the proxy", WHERE, metavar="URL", required="which server to ask")]
+        "of the server, or of the proxy", WHERE, metavar="URL", why_required="which server to ask")]
     model: Annotated[str | None, Option(
         "model to ask for", WHERE, default="the first that the server has")] = None
     endpoint: Annotated[Literal["chat", "completions"], Option(

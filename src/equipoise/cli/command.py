@@ -100,14 +100,14 @@ class Command:
     def request(self, line: Mapping[str, Any], file: Mapping[str, Any]) -> Any:
         """The same, of values by key. Raises UsageError, for each that is out of range too."""
         options, values = self.options, {**file, **line}
-        given = [option for key, option in options.items() if key in values]
-        for option in given:
+        named = [option for key, option in options.items() if key in values]
+        for option in named:
             option.check(values[option.key])
-        for option in given:
+        for option in named:
             option.check_needs(values)
         for option in options.values():
-            if option.required and option.key not in values:
-                raise UsageError(f"{option.flags[0]} is needed: {option.required}")
+            if option.why_required and option.key not in values:
+                raise UsageError(f"{option.flags[0]} is needed: {option.why_required}")
         return self._request_of(line, file)
 
     def _line_over_file(self, line: Mapping[str, Any], file: Mapping[str, Any]) -> Any:
@@ -245,7 +245,7 @@ def suggestion(word: str, names: Iterable[str]) -> str:
 
 
 def _add_option(group: Any, option: Option) -> argparse.Action:
-    note = option.shown_default if option.required else f"default: {option.shown_default}"
+    note = option.shown_default if option.why_required else f"default: {option.shown_default}"
     if option.most is not None and option.most <= MAX_SHOWN:
         note = f"{option.range}; {note}"
     needs = f"; needs {flag_of(option.needs[0])}" if option.needs else ""

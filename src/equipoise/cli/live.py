@@ -83,13 +83,13 @@ class Terminal:
         """Restore the screen; no frame is drawn after it."""
         # A draw that waits for a terminal that is stopped (Ctrl-S) holds the lock: a bounded wait
         # leaves the screen all the same, behind what is being written.
-        taken = self._lock.acquire(timeout=1.0)
+        locked = self._lock.acquire(timeout=1.0)
         try:
             if self._is_open:
                 self._is_open = False
                 self._write("\033[?25h\033[?1049l")
         finally:
-            if taken:
+            if locked:
                 self._lock.release()
 
     def size(self) -> os.terminal_size:

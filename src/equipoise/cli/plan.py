@@ -120,7 +120,8 @@ class PlanRequest(Settings):
         "what a copy from another node costs incremental, in copies within one", SPARING,
         least=1, most=1000, rare=True)] = 1.0
     out: Annotated[Path, Option(
-        "write the placement there", OUTPUT, short="-o", required="where to write the placement")]
+        "write the placement there", OUTPUT, short="-o",
+        why_required="where to write the placement")]
     format: Annotated[str | None, Option(
         f"format of the placement: {', '.join(PLACEMENT_FORMAT_NAMES)}", OUTPUT,
         default="as the suffix says, .json is equipoise")] = None

@@ -79,7 +79,7 @@ class RecordRequest(Settings):
         SUBJECT, metavar="DIR")] = None
     out: Annotated[Path, Option(
         "write the recording there: a new or empty folder, or a file", OUTPUT,
-        short="-o", metavar="DIR|FILE", required="where to write the statistics")]
+        short="-o", metavar="DIR|FILE", why_required="where to write the statistics")]
     format: Annotated[str | None, Option(
         f"format of the statistics: {', '.join(STATISTICS_FORMAT_NAMES)}; or the experts of every "
         f"token, by request: {', '.join(ROUTED_FORMAT_NAMES)}", OUTPUT,

@@ -125,7 +125,7 @@ class RouteRequest(FrontEndRequest):
     workers: Annotated[tuple[object, ...], Option(
         "servers to bind requests to; in a file also objects with url, name, slots, kv_tokens and "
         "headers, so that several workers may be ranks of one server", WORKERS,
-        kind=kinds.WORKERS, required="--workers URL ..., or `workers:` in --config")]
+        kind=kinds.WORKERS, why_required="--workers URL ..., or `workers:` in --config")]
     worker_key_file: Annotated[Path | None, Option(
         "API key that workers are sent", WORKERS, default="the client's own is passed on")] = None
     client_rank: Annotated[ClientRank, Option(
