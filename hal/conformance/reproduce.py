@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from equipoise.hal.conformance.profile import Executor
 from equipoise.hal.conformance.program import Argument, Case, Step
 from equipoise.hal.errors import BackendUnavailable, UsageError, Violation
+from equipoise.hal.support.working_directory import search_working_directory
 
 if TYPE_CHECKING:
     from equipoise.hal.conformance.result import Finding, SuiteResult
@@ -45,16 +46,6 @@ def set_library_defaults() -> None:
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     # The suite by itself does without numpy; torch warns where it is not installed.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-
-
-def search_working_directory() -> None:
-    """Let PACKAGE:OBJECT lie in the working directory, after all else, as `python -m` does.
-
-    The script of a command does not look there, and neither does a file of a violation.
-    """
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.append(folder)
 
 
 @dataclass(frozen=True, kw_only=True)

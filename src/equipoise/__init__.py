@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from equipoise.balancer.formats.read_write import write_placement as write_placement
     from equipoise.balancer.formats.read_write import write_statistics as write_statistics
     from equipoise.balancer.formats.statistics import ExpertStatistics as ExpertStatistics
+    from equipoise.balancer.requests.policy import Assignment as Assignment
     from equipoise.balancer.requests.policy import Capacity as Capacity
+    from equipoise.balancer.requests.policy import Decision as Decision
     from equipoise.balancer.requests.policy import Request as Request
+    from equipoise.balancer.requests.policy import RoutingPolicy as RoutingPolicy
     from equipoise.balancer.requests.policy import WorkerChange as WorkerChange
     from equipoise.balancer.requests.policy import WorkerReport as WorkerReport
     from equipoise.balancer.requests.policy import WorkerState as WorkerState
@@ -49,10 +52,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Assignment",
     "AsyncIntermediateTensors",
     "BalancerConfig",
     "Capacity",
     "Connection",
+    "Decision",
     "EquipoiseError",
     "ExpertPlacement",
     "ExpertShape",
@@ -63,6 +68,7 @@ __all__ = [
     "PlannerOptions",
     "Request",
     "RequestRouter",
+    "RoutingPolicy",
     "RoutingPolicySettings",
     "ShareMode",
     "TensorChannel",
@@ -107,8 +113,11 @@ _HOMES = {
     ),
     "balancer.formats.statistics": ("ExpertStatistics",),
     "balancer.requests.policy": (
+        "Assignment",
         "Capacity",
+        "Decision",
         "Request",
+        "RoutingPolicy",
         "WorkerChange",
         "WorkerReport",
         "WorkerState",

@@ -10,7 +10,8 @@ from equipoise.cli.option_checks import MAX_RANKS
 from equipoise.hal import registry
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, Level
 from equipoise.hal.conformance.profile import Profile, RunTarget, families_of
-from equipoise.hal.conformance.reproduce import search_working_directory, set_library_defaults
+from equipoise.hal.conformance.reproduce import set_library_defaults
+from equipoise.hal.support.working_directory import search_working_directory
 from equipoise.option import OUTPUT, Option, choice, several
 
 DESCRIPTION = """\

@@ -34,6 +34,7 @@ from equipoise.cli.route import (
 )
 from equipoise.cli.route_workers import report_settings, worker_settings
 from equipoise.hal.errors import UsageError
+from equipoise.hal.support.working_directory import search_working_directory
 from equipoise.option import SECONDS, Option, options_of
 from equipoise.serve.picker.settings import (
     DnsEndpoints,
@@ -139,6 +140,7 @@ def picker(request: PickerRequest, command: str) -> int:
     from equipoise.serve.picker.server import serve_picker
 
     policy, options = policy_of(request, settings.tokens)
+    search_working_directory()
     return serve_picker(settings, routing_policy_factory(policy, options), print_stderr)
 
 

@@ -10,6 +10,7 @@ from equipoise.cli.option_checks import MAX_PORT
 from equipoise.cli.process import print_stderr
 from equipoise.cli.route import WHERE, PolicyRequest, check_given_once
 from equipoise.hal.errors import UsageError
+from equipoise.hal.support.working_directory import search_working_directory
 from equipoise.option import Option
 
 POLICY_SERVER = """\
@@ -54,6 +55,7 @@ def policy_server(request: PolicyServerRequest, command: str) -> int:
     for option in RESERVED_OPTIONS:
         if option in options:
             raise UsageError(f"--policy-options: {option} has no effect here: all front ends share")
+    search_working_directory()
     factory = routing_policy_factory(name, options)
     if name in POLICIES and POLICIES[name].report_interval:
         warn(f"--policy {name} decides by reports of workers: each front end needs --metrics")

@@ -16,6 +16,7 @@ from equipoise.cli.option_checks import MAX_PORT
 from equipoise.cli.process import print_stderr
 from equipoise.cli.route_workers import report_settings, worker_settings
 from equipoise.hal.errors import UsageError
+from equipoise.hal.support.working_directory import search_working_directory
 from equipoise.input_files import read_input
 from equipoise.option import SECONDS, Option, options_of
 from equipoise.serve.settings import (
@@ -193,6 +194,7 @@ def route(request: RouteRequest, command: str) -> int:
     from equipoise.serve.auth import open_to_all
     from equipoise.serve.server import serve
 
+    search_working_directory()
     factory = routing_policy_factory(request.policy, dict(request.policy_options))
     if open_to_all(settings.access):
         warn(f"--host {settings.access.host}: anybody who reaches it may ask: no --api-key-file")

@@ -246,6 +246,11 @@ ERROR_RESPONSES = {
     ),
 }
 
+NO_WORKER_SERVES = ErrorResponse(
+    503, RequestOutcome.QUEUE_TIMEOUT, "no worker serves: all are lost or draining", "no_worker"
+)
+"""Instead of the response of `NO_FREE_SLOT`: more slots would not help."""
+
 
 class Relay:
     """For all requests of a proxy.
@@ -295,7 +300,7 @@ class Relay:
                 client.hold_open(self._settings.timeouts.heartbeat)
             return await self._attempts(context)
         except ScopeCancelled as cancellation:
-            return await self._refuse(context, ERROR_RESPONSES[cancellation.reason])
+            return await self._refuse(context, self._error_response(cancellation.reason))
         except RequestRefused as refusal:
             return await self._refuse(context, refusal.error_response)
         except (ClientDisconnected, ConnectionError):
@@ -323,6 +328,12 @@ class Relay:
         # Given up before the event is sent: a client that takes it slowly must not keep a slot.
         self._dispatcher.abort(context.state)
         return await context.client.end_with(error_event(context.parsed.path, error_response))
+
+    def _error_response(self, reason: CancelReason) -> ErrorResponse:
+        serving = any(one.state is WorkerState.SERVING for one in self._dispatcher.workers)
+        if reason is CancelReason.NO_FREE_SLOT and not serving:
+            return NO_WORKER_SERVES
+        return ERROR_RESPONSES[reason]
 
     def _size(self, parsed: ParsedRequest, prompt: int, required_worker: int | None) -> int:
         """Prompt size that the policy gets.
@@ -419,7 +430,7 @@ class Relay:
             raise ClientDisconnected
         if reason is CancelReason.LOST_BEFORE_FIRST_TOKEN and context.client.phase is not ANSWERING:
             raise AttemptFailed(reason.value)
-        return await self._refuse(context, ERROR_RESPONSES[reason])
+        return await self._refuse(context, self._error_response(reason))
 
     async def _exchange(
         self, context: RequestContext, binding: BoundToWorker, scope: CancelScope

@@ -13,10 +13,12 @@ from helpers.paths import ROOT
 import equipoise
 
 NAMES = [
+    "Assignment",
     "AsyncIntermediateTensors",
     "BalancerConfig",
     "Capacity",
     "Connection",
+    "Decision",
     "EquipoiseError",
     "ExpertPlacement",
     "ExpertShape",
@@ -27,6 +29,7 @@ NAMES = [
     "PlannerOptions",
     "Request",
     "RequestRouter",
+    "RoutingPolicy",
     "RoutingPolicySettings",
     "ShareMode",
     "TensorChannel",

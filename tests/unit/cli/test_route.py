@@ -1,5 +1,7 @@
 """`equipoise route`: what it is told, and what it refuses before anything listens."""
 
+import shutil
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,6 +112,21 @@ def test_route_rejects_bad_config_with_one_line(
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
     assert message in line
+
+
+def test_route_finds_policy_in_working_directory(
+    equipoise: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    served: list[RouteSettings],
+) -> None:
+    """A script, which is what runs the command, does not look there by itself."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    shutil.copy(ROOT / "examples" / "routing_policy.py", tmp_path / "policy_of_this_folder.py")
+    policy = ("--policy", "policy_of_this_folder:FewestRequests")
+    answer = equipoise("route", "--workers", "http://a:1", *policy)
+    assert answer.code == 0, answer.err
+    assert len(served) == 1
 
 
 def test_route_command_line_overrides_config_file(

@@ -155,7 +155,9 @@ def test_no_ready_endpoint_is_answered_at_once() -> None:
             answer = await setup.send()
             assert (answer.status, answer.immediate) == (503, True)
             assert answer.headers["retry-after"] == "1"
-            assert (await setup.page("/ready"))[0] == 503
+            status, text = await setup.page("/ready")
+            about = {"status": "no_endpoint", "serving_endpoints": 0}
+            assert (status, json.loads(text)) == (503, about)
 
     run(work())
 

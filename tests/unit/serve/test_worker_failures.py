@@ -179,6 +179,8 @@ def test_proxy_rejects_queued_request_after_queue_timeout() -> None:
                 setup.proxy.dispatcher.set_health(number, WorkerState.LOST)
             answer = await setup.post(chat_request())
             assert (answer.status, answer.error["code"]) == (503, "no_worker")
+            # Not that slots are lacking: an operator would add capacity.
+            assert answer.error["message"] == "no worker serves: all are lost or draining"
             ready = await setup.get("/ready")
             assert ready.status == 503
             assert json.loads(ready.body) == {"status": "no_worker", "serving_workers": 0}

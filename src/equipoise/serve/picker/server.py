@@ -242,7 +242,9 @@ class Picker:
     def _ready(self) -> web.Response:
         serving = self.pool.serving
         ready = serving > 0 and self._phase is PickerPhase.SERVING
-        about = {"status": self._phase.value, "serving_endpoints": serving}
+        waits = not serving and self._phase is PickerPhase.SERVING
+        status = "no_endpoint" if waits else self._phase.value
+        about = {"status": status, "serving_endpoints": serving}
         return _json(about, 200 if ready else 503)
 
     def _endpoints(self) -> web.Response:
