@@ -1288,8 +1288,8 @@ and noisy, and four ranks on two cores take turns. So figures are ratios within 
 test asserts a time. `a (b to c)` is a median with minimum and maximum, `a ± b` a mean with the half
 width of its 95 % confidence interval. Every section names its command, its commit and its machine.
 Most were measured on two CPU cores; those of [the page on a GPU](performance/gpu.md) on one H100.
-OWED is a figure that nobody has measured yet. Studies that led to a default are where it is
-explained: [planning](design/planning.md), [shares](design/routing-and-shares.md),
+OWED is a figure that nobody has measured yet. Studies that led to a default are on the
+pages that explain it: [planning](design/planning.md), [shares](design/routing-and-shares.md),
 [the engine](design/measuring-the-engine.md), [the host pool](design/host-pool.md),
 [drop-ins](compat.md).
 
