@@ -73,9 +73,10 @@ class EplbSettings:
         min_gain: imbalance that a layer must gain to be changed.
         headroom: swaps in each layer that changes, so that shares have room to level single
             batches; for the shares `local`, `node` and `exact`.
-        metrics_port: worker r serves Prometheus metrics on this port + r, on the loopback
-            interface. Workers are counted by rank in the expert-parallel group, stage by stage.
-            None: no metrics.
+        metrics_port: worker r serves Prometheus metrics on this port + r. Workers are counted by
+            rank in the expert-parallel group, stage by stage. None: no metrics.
+        metrics_address: address to serve them on; None: the loopback interface.
+        max_stalled_steps: steps without progress after which a rebalance is aborted.
         timeout: bound of every wait.
         communicator: for weights and load sums: one of `COMMUNICATORS` for the device; None: the
             first of them.
@@ -91,6 +92,8 @@ class EplbSettings:
     min_gain: float = 0.01
     headroom: int = 8
     metrics_port: int | None = None
+    metrics_address: str | None = None
+    max_stalled_steps: int = 64
     timeout: float = 60.0
     communicator: str | None = None
     commit: str = "staged"
@@ -118,6 +121,12 @@ class EplbSettings:
         port = self.metrics_port
         if port is not None and (type(port) is not int or not 1 <= port <= MAX_PORT):
             raise ConfigError(f"metrics_port must be 1 to {MAX_PORT}, got {port!r}")
+        self._check_metrics_address()
+        if type(self.max_stalled_steps) is not int or not 1 <= self.max_stalled_steps <= MAX_STEPS:
+            raise ConfigError(
+                f"max_stalled_steps must be a whole number from 1 to {MAX_STEPS}, "
+                f"got {self.max_stalled_steps!r}"
+            )
         communicators = list(
             dict.fromkeys(name for names in COMMUNICATORS.values() for name in names)
         )
@@ -126,6 +135,15 @@ class EplbSettings:
                 f"communicator must be one of {', '.join(sorted(communicators))}, "
                 f"got {self.communicator!r}"
             )
+
+    def _check_metrics_address(self) -> None:
+        address = self.metrics_address
+        if address is None:
+            return
+        if not isinstance(address, str) or not address:
+            raise ConfigError(f"metrics_address must be an address, got {address!r}")
+        if self.metrics_port is None:
+            raise ConfigError("metrics_address has no effect without metrics_port")
 
     def _check_commit(self) -> None:
         layers, in_place = self.layer_updates_per_iter, self.commit == "in_place"

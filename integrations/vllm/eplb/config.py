@@ -44,6 +44,7 @@ def balancer_config(
         layer_updates_per_iter=settings.layer_updates_per_iter or DEFAULT_LAYER_UPDATES,
         nodes=nodes,
         ranks_sharing_rows=ranks_sharing_rows,
+        max_stalled_steps=settings.max_stalled_steps,
         log_balancedness=eplb_config.log_balancedness,
         log_balancedness_interval=eplb_config.log_balancedness_interval,
         timeout=settings.timeout,

@@ -381,7 +381,11 @@ class EquipoiseEplbState(EplbState):  # type: ignore[misc]  # vLLM is not instal
 
             self._registry = CollectorRegistry()
             stage, ranks = get_pp_group().rank_in_group, get_ep_group().world_size
-            self._exporter = metrics.serve_metrics(self._registry, port + stage * ranks + rank)
+            self._exporter = metrics.serve_metrics(
+                self._registry,
+                port + stage * ranks + rank,
+                self._settings.metrics_address or metrics.LOOPBACK,
+            )
         return self._registry
 
     def _connect(self) -> WorkerContext:

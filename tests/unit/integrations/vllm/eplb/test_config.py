@@ -63,6 +63,15 @@ def test_headroom_setting_reaches_the_planner(settings: EplbSettings, headroom: 
     assert balancer_config(settings, eplb_config, 0, 1, 1).planner.headroom == headroom
 
 
+@pytest.mark.parametrize("steps", [64, 256])
+def test_max_stalled_steps_setting_reaches_the_balancer(steps: int) -> None:
+    eplb_config = SimpleNamespace(
+        window_size=12, step_interval=24, log_balancedness=False, log_balancedness_interval=1
+    )
+    settings = EplbSettings(max_stalled_steps=steps)
+    assert balancer_config(settings, eplb_config, 0, 1, 1).max_stalled_steps == steps
+
+
 @given(st.integers(1, 9), st.integers(1, 9))
 def test_node_count_of_equal_runs_of_neighbours_is_theirs(nodes: int, each: int) -> None:
     assert node_count([rank // each for rank in range(nodes * each)]) == nodes
