@@ -216,10 +216,12 @@ PLACEMENT = Section(
     "mean over three seeds that were drawn for this run. A batch of a window is served by the plan "
     "made on the window before. Imbalance is max/mean - 1 over ranks, mean over layers; moved is "
     "copies that their rank did not hold, as part of all slots. Rules of others are written again "
-    "in our words. Times are CPU seconds of one thread as ratios to greedy in the same run. Bars "
-    "are for 58 layers x 256 "
-    "experts, 288 slots, 32 ranks unless said. At 576 ranks two rules are left out: swift-like, "
-    "which takes two seconds a layer there, and hierarchical, whose 8 groups do not fit 72 nodes.",
+    "in our words: greedy is the published rule of DeepSeek and TensorRT-LLM; hierarchical is "
+    "DeepSeek's, which ties groups of experts to nodes; snake deals copies by size to ranks, "
+    "forwards and backwards; swift-like keeps first copies and swaps single ones, as "
+    "vllm-ascend's default. Times are CPU seconds of one thread as ratios to greedy in the same "
+    "run. Bars are for 58 layers x 256 experts, 288 slots, 32 ranks unless said. At 576 ranks two "
+    "rules are left out: swift-like, which takes two seconds a layer there, and hierarchical, whose 8 groups do not fit 72 nodes.",
     bars=(
         Bar("imbalance that `connected` plans", "connected_plan", at_most=0.001, form=".4f"),
         Bar("time of `connected` over greedy's", "connected_time", at_most=2.0),
