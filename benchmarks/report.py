@@ -221,7 +221,8 @@ PLACEMENT = Section(
     "forwards and backwards; swift-like keeps first copies and swaps single ones, as "
     "vllm-ascend's default. Times are CPU seconds of one thread as ratios to greedy in the same "
     "run. Bars are for 58 layers x 256 experts, 288 slots, 32 ranks unless said. At 576 ranks two "
-    "rules are left out: swift-like, which takes two seconds a layer there, and hierarchical, whose 8 groups do not fit 72 nodes.",
+    "rules are left out: swift-like, which takes two seconds a layer there, and hierarchical, "
+    "whose 8 groups do not fit 72 nodes.",
     bars=(
         Bar("imbalance that `connected` plans", "connected_plan", at_most=0.001, form=".4f"),
         Bar("time of `connected` over greedy's", "connected_time", at_most=2.0),
