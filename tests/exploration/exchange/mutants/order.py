@@ -116,19 +116,19 @@ MUTANTS = (
     ),
     Mutant(
         name="words-read-too-early",
-        broken="the words are read before another stream has entered the last headers",
+        broken="the status words are read before another stream has recorded the last headers",
         property="verdict",
         patches={"fixed_capacity.BatchTracker": WordsReadTooEarly},
     ),
     Mutant(
         name="words-written-too-early",
-        broken="a batch of the next step enters words that are being read",
+        broken="a batch of the next step writes status words that are being read",
         property="verdict",
         patches={"fixed_capacity.BatchTracker": WordsWrittenTooEarly},
     ),
     Mutant(
         name="words-never-cleared",
-        broken="a step is told the overflow of the step before",
+        broken="a step reports the overflow of the step before",
         property="verdict",
         patches={"fixed_capacity.StatusReader": NeverClears},
     ),
@@ -140,13 +140,13 @@ MUTANTS = (
     ),
     Mutant(
         name="generation-not-compared",
-        broken="dispatches of two generations pass for one",
+        broken="dispatches of two generations are accepted as one",
         property="generation",
         patches={"status.merge_headers": any_generation},
     ),
     Mutant(
         name="absent-generation-compared",
-        broken="a rank that takes no part is taken for one of another generation",
+        broken="an inactive rank is treated as one of another generation",
         property="generation",
         patches={"status.merge_headers": listens_to_the_absent},
     ),

@@ -180,7 +180,7 @@ MUTANTS = (
     ),
     Mutant(
         name="loads-of-the-step-before",
-        broken="the histogram that rides along is that of the step before",
+        broken="the histogram that is sent with the rows is that of the step before",
         property="loads",
         patches={"torch_kernels.TorchKernels": LoadsOfTheStepBefore},
     ),
@@ -192,13 +192,13 @@ MUTANTS = (
     ),
     Mutant(
         name="strays-uncounted",
-        broken="choices that fall on inactive ranks are not counted",
+        broken="choices on inactive ranks are not counted",
         property="verdict",
         patches={"torch_kernels.sort_batch": strays_uncounted},
     ),
     Mutant(
         name="inactive-ranks-sent-to",
-        broken="choices that fall on inactive ranks take room in messages that nobody sends",
+        broken="choices on inactive ranks take room in messages that no rank sends",
         property="verdict",
         patches={"torch_kernels.sort_batch": sends_to_all},
     ),
