@@ -654,6 +654,7 @@ RESULTS = (
     "lost-ranks-are-left-out",
     "a-batch-that-does-not-fit-is-refused",
     "what-exceeds-a-capacity-is-told",
+    "a-late-rank-is-waited-for",
     "ranks-of-different-generations-are-told",
     "steps-leak-nothing",
 )
@@ -993,5 +994,10 @@ MUTANTS = (
         broken="A rank of several experts is told a count more than it has experts.",
         property="a-group-has-the-methods-of-its-protocol",
         subject=_fixed(TellsOneCountTooMany),
+        # Every ordinary step reads counts.
+        also=(
+            *RESULTS,
+            "a-rank-that-stays-away-is-told",
+        ),
     ),
 )

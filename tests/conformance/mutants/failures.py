@@ -202,7 +202,10 @@ MUTANTS = (
         broken="Communicators of a rank fail together, as over one shared connection.",
         property=LONELY,
         subject=network_with(communicator=FailsTogether),
-        also=(FAULTS,),  # it looks at what continues next to the fault
+        also=(
+            FAULTS,
+            "abort-ends-what-is-in-flight",
+        ),  # it looks at what continues next to the fault
     ),
     Mutant(
         name="old-messages-arrive-after-a-rebuild",

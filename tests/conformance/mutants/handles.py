@@ -162,7 +162,12 @@ MUTANTS = (
         property=ORDER,
         subject=network_with(work=InOrderOnly),
         # in both there are earlier operations that this host does not wait for
-        also=(WORKS, TURNS),
+        also=(
+            WORKS,
+            TURNS,
+            "a-communicator-serves-hundreds-of-operations",
+            "operations-are-ordered-after-the-current-stream",
+        ),
     ),
     Mutant(
         name="the-first-handle-of-a-batch-is-dropped",

@@ -205,6 +205,8 @@ MUTANTS = (
         broken="An operation is withdrawn with the caller's last reference to its work.",
         property=WORKS,
         subject=network_with(work=DropCancels),
+        # It drops works, too.
+        also=(DROPS,),
     ),
     Mutant(
         name="dropping-a-work-waits-for-its-end",
@@ -212,6 +214,8 @@ MUTANTS = (
         broken="The destructor of a handle waits for the peer (torchcomms' gloo: 4 s).",
         property=DROPS,
         subject=network_with(work=DropWaits),
+        # It drops works, too.
+        also=(WORKS,),
     ),
     Mutant(
         name="dropping-a-sum-joins-its-thread",

@@ -469,7 +469,11 @@ MUTANTS = (
         property=GRAPHS,
         subject=device_with(graph=RunningCapture),
         # What runs while it is captured takes a signal, or waits for one; or is counted.
-        also=(LOCKED, REPLAYED),
+        also=(
+            LOCKED,
+            REPLAYED,
+            "a-graph-holds-hundreds-of-launches",
+        ),
     ),
     Mutant(
         name="a-graph-replays-once",
@@ -478,6 +482,11 @@ MUTANTS = (
         property=GRAPHS,
         subject=device_with(graph=OneReplay),
         # All of them replay a graph of their own more than once.
-        also=(LOCKED, FOLLOWING, REPLAYED),
+        also=(
+            LOCKED,
+            FOLLOWING,
+            REPLAYED,
+            "a-graph-holds-hundreds-of-launches",
+        ),
     ),
 )

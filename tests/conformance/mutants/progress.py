@@ -151,6 +151,8 @@ MUTANTS = (
             "every-collective-equals-its-definition",
             "many-messages-in-flight-match-in-order",
             "long-messages-arrive-whole",
+            "a-communicator-serves-hundreds-of-operations",
+            "layouts-are-copied-right-or-rejected",
         ),
     ),
     Mutant(
@@ -159,6 +161,8 @@ MUTANTS = (
         broken="One communicator's operation holds up the other's (NCCL #783), undeclared.",
         property="communicators-progress-independently",
         subject=network_with(network=SerialNetwork, communicator=SerialCommunicator),
+        # It works on with another communicator.
+        also=("dropping-a-work-waits-for-no-peer",),
     ),
     Mutant(
         name="a-second-thread-overtakes",

@@ -216,6 +216,8 @@ MUTANTS = (
         broken="A broadcast of anything but bytes copies what rank 0 has, whoever was named.",
         property=DEFINITION,
         subject=network_with(communicator=OnlyBytesKnowTheirSource),
+        # Broadcasts are among its collectives.
+        also=("collectives-equal-their-definitions-at-any-size",),
     ),
     Mutant(
         name="small-floats-are-halved",
@@ -268,7 +270,10 @@ MUTANTS = (
         property=UNEVEN,
         subject=network_with(collective=EvenBlocks),
         # There are more of them, and longer ones.
-        also=("thousands-of-uneven-rows-arrive",),
+        also=(
+            "thousands-of-uneven-rows-arrive",
+            "misaligned-buffers-arrive-and-their-neighbours-stay",
+        ),
     ),
     Mutant(
         name="an-idle-rank-stays-away",

@@ -472,6 +472,8 @@ MUTANTS = (
         broken="In a subgroup the peers of a round are numbers of the run.",
         property=SUBGROUPS,
         subject=network_with(communicator=RoundsOfTheRun),
+        # Survivors are a subgroup.
+        also=("a-rebuilt-communicator-carries-only-what-came-after",),
     ),
     Mutant(
         name="row-counts-to-receive-are-believed",
@@ -523,6 +525,8 @@ MUTANTS = (
         broken="A message of more than 64 KiB is read from memory that may be in use again.",
         property=DROPPED,
         subject=network_with(communicator=LongSendsBorrow),
+        # It sends long messages and drops them.
+        also=("dropped-works-neither-cancel-nor-leak",),
     ),
     Mutant(
         name="short-messages-overtake-long-ones",
@@ -530,6 +534,8 @@ MUTANTS = (
         broken="A message of up to 64 KiB is received before a longer one sent earlier.",
         property=ORDER,
         subject=network_with(group=ShortOvertakesLong),
+        # Its messages have both lengths.
+        also=("threads-take-turns-on-one-communicator",),
     ),
     Mutant(
         name="purposes-are-cut-to-32-letters",
@@ -612,6 +618,12 @@ MUTANTS = (
         broken="The 33rd event of a device is the first one again.",
         property=MANY,
         subject=device_with(accelerator=EventsFromARing),
+        # They count objects after the close, when the ring is still there.
+        also=(
+            "a-fault-ends-what-depends-on-it-and-nothing-else",
+            "a-lost-store-raises-control-lost",
+            "ballots-outlive-the-rank-that-cast-them",
+        ),
     ),
     Mutant(
         name="a-dropped-event-lets-its-waiters-go-on",
@@ -620,7 +632,14 @@ MUTANTS = (
         property=HELD,
         subject=device_with(accelerator=DroppedEvents),
         # They drop events as well.
-        also=("a-commit-is-visible-after-its-event", IN_ORDER),
+        also=(
+            "a-commit-is-visible-after-its-event",
+            IN_ORDER,
+            "a-commit-of-tables-writes-the-word-last",
+            "a-routing-pass-reads-one-generation",
+            "a-pass-by-a-rule-reads-one-generation",
+            "tables-and-weights-of-a-layer-change-together",
+        ),
     ),
     Mutant(
         name="a-graph-has-room-for-16-launches",
@@ -663,6 +682,8 @@ MUTANTS = (
         broken="Solving shares sets the load to zero for the next window.",
         property=VALUES,
         subject=device_with(kernels=LoadsAreTaken),
+        # The same kernels at other sizes.
+        also=("kernels-equal-the-reference-at-the-sizes-of-models",),
     ),
     Mutant(
         name="padding-is-rewritten-where-it-stands",
@@ -692,7 +713,11 @@ MUTANTS = (
         property=LOCKS,
         subject=device_with(accelerator=LocksShareWords),
         # It needs a lock for each stream.
-        also=("other-streams-run-while-one-waits-for-a-signal",),
+        also=(
+            "other-streams-run-while-one-waits-for-a-signal",
+            "a-wait-raises-at-its-timeout",
+            "dropped-objects-release-their-resources",
+        ),
     ),
     Mutant(
         name="nested-launches-queue-up",
