@@ -1,6 +1,6 @@
 """The content of a placement file: experts by slot, shares, ranks, layer numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -87,6 +87,17 @@ class ExpertPlacement:
         even = even_shares(self.placement, self.experts)
         # 65,536 does not divide by every number of replicas: shares of one expert may differ by 1.
         return bool((np.abs(even.astype(np.int64) - self.shares) <= 1).all())
+
+    def with_layers_of(self, other: "ExpertPlacement") -> "ExpertPlacement":
+        """Returns the layers of both, in their order. Raises `PlacementError` if they share one."""
+        layers = self.layers + other.layers
+        order = np.argsort(layers)
+        return replace(
+            self,
+            placement=np.concatenate([self.placement, other.placement])[order],
+            shares=np.concatenate([self.shares, other.shares])[order],
+            layers=tuple(layers[row] for row in order),
+        )
 
     def same(self, other: "ExpertPlacement") -> bool:
         """Returns whether placement, shares, ranks and layers are equal; ignores `source`."""

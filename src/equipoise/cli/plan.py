@@ -154,7 +154,8 @@ def plan(request: PlanRequest, command: str) -> int:
     statistics = all_statistics.without_empty_layers()
     if not all_statistics.empty_layers:
         warn_of_dropped_layers(request.statistics, statistics)
-    installed = _load_installed(request, all_statistics)
+    installed_file = _load_installed(request, all_statistics)
+    installed = _select_layers(request, statistics, installed_file)
     request = _with_shape(request, statistics, installed)
     unused = _unused_options(request, statistics.windows)
     if "sigma" in unused:
@@ -162,7 +163,7 @@ def plan(request: PlanRequest, command: str) -> int:
     forecast = _forecast(request, statistics, installed)
     for name, reason in unused.items():
         warn(f"--{name.replace('_', '-')} has no effect: {reason}")
-    _write(request, forecast, command)
+    _write(request, forecast, _unplanned_layers(request, statistics, installed_file), command)
     print(render(forecast, stdout_colour_mode()), flush=True)
     return 0
 
@@ -212,14 +213,14 @@ def _unused_options(request: PlanRequest, windows: int) -> dict[str, str]:
 def _load_installed(
     request: PlanRequest, all_statistics: "ExpertStatistics"
 ) -> "ExpertPlacement | None":
-    """The installed placement, its layers those of the statistics that have rows.
+    """The installed placement, as its file has it.
 
-    Raises UsageError also where a layer of it has no rows: what is written would lack its map, and
-    formats that go by place would give each later layer another's.
+    Raises UsageError also where its layers go by place and one of them has no rows: what is written
+    would lack its map, and each later layer would get another's.
     """
     if request.installed is None:
         return None
-    from equipoise.report.placement.spread import select_layers
+    from equipoise.balancer.formats.placement import LayerNumbering
 
     placement = load_placement("--installed", request.installed, request.ranks)
     if request.slots not in (None, placement.slots):
@@ -228,13 +229,52 @@ def _load_installed(
         )
     statistics = all_statistics.without_empty_layers()
     dropped = len(statistics.empty_layers)
-    if dropped and len(placement.layers) == len(statistics.layers) + dropped:
+    by_place = placement.numbering is LayerNumbering.UNKNOWN
+    if by_place and dropped and len(placement.layers) == len(statistics.layers) + dropped:
         raise UsageError(
             f"--installed: {request.installed} has all {len(placement.layers)} layers of "
             f"{request.statistics}, of which {dropped} have no rows there: record for longer"
         )
+    return placement
+
+
+def _select_layers(
+    request: PlanRequest, statistics: "ExpertStatistics", placement: "ExpertPlacement | None"
+) -> "ExpertPlacement | None":
+    """The installed placement of the layers to plan."""
+    if placement is None:
+        return None
+    from equipoise.report.placement.spread import select_layers
+
     with usage_errors(f"--installed: {request.installed}"):
         return select_layers(placement, statistics)
+
+
+def _unplanned_layers(
+    request: PlanRequest, statistics: "ExpertStatistics", placement: "ExpertPlacement | None"
+) -> "ExpertPlacement | None":
+    """Installed layers without rows, which are written as they are; None if there are none.
+
+    A short recording may have no rows of a layer with experts. SGLang's file lists dense layers
+    too, which belong into that format only.
+    """
+    from equipoise.balancer.formats import placement_format
+    from equipoise.balancer.formats.placement import LayerNumbering
+
+    if placement is None or placement.numbering is LayerNumbering.UNKNOWN:
+        return None
+    form = placement_format(request.out, request.format).name
+    if placement.numbering is LayerNumbering.EVERY_LAYER and form != "sglang":
+        return None
+    rows = [n for n, layer in enumerate(placement.layers) if layer in statistics.empty_layers]
+    if not rows:
+        return None
+    return replace(
+        placement,
+        placement=placement.placement[rows],
+        shares=placement.shares[rows],
+        layers=tuple(placement.layers[row] for row in rows),
+    )
 
 
 def _with_shape(
@@ -333,17 +373,25 @@ def _by_option() -> Iterator[None]:
         raise PlacementError(f"{flag} {rest}") from error
 
 
-def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:
+def _write(
+    request: PlanRequest, forecast: "Forecast", unplanned: "ExpertPlacement | None", command: str
+) -> None:
+    from equipoise.balancer.experts.placement import format_ranges
     from equipoise.balancer.formats import write_placement
 
     lines = [f"placement: {describe_path(request.out)}"]
+    layout = forecast.layout
+    if unplanned is not None:
+        layout = layout.with_layers_of(unplanned)
+        lines[0] += f", layers {format_ranges(list(unplanned.layers))} as installed"
     ensure_folder(request.out.parent)
-    loss = write_placement(request.out, forecast.layout, request.format)
+    loss = write_placement(request.out, layout, request.format)
     if loss:
         hint = "; --split even plans for engines without them" if "shares" in loss else ""
         warn(f"{request.out}: {loss}{hint}")
     about = {"command": command, "statistics": str(request.statistics), "lost": loss}
-    lines += write_figures(request.json, about | forecast.to_json())
+    figures = about | forecast.to_json() | {"digest": layout.digest}
+    lines += write_figures(request.json, figures)
     print_written(request.progress, lines)
 
 

@@ -370,6 +370,48 @@ def test_plan_refuses_recording_without_rows_of_installed_layer(
     assert not Path("next.json").exists()
 
 
+@pytest.mark.parametrize("form", ["sglang", "equipoise"])
+def test_plan_pairs_dense_layers_of_installed_sglang_file_by_number(
+    form: str, equipoise: Callable[..., Any]
+) -> None:
+    """It was refused with the advice to record for longer, which gives a dense layer no rows."""
+    counts = np.zeros((5, 16), dtype=np.int64)
+    counts[[1, 2, 4]] = np.random.default_rng(5).integers(1, 99, (3, 16))
+    Path("sgl.json").write_text(json.dumps({"logical_count": counts.tolist()}))
+    even = plan(np.random.default_rng(6).integers(1, 99, (4, 16)), slots=24, ranks=4, split="even")
+    now = formats.ExpertPlacement(even.placement, even.shares, 4, (1, 2, 3, 4))
+    formats.write_placement("location.json", now, "sglang")
+    options = ("--installed", "location.json", "--ranks", "4", "--split", "even")
+    answer = equipoise("plan", "sgl.json", *options, "--format", form, "-o", "next.json")
+    assert answer.code == 0
+    written = formats.read_placement("next.json", ranks=4)
+    before = even.placement[[0, 1, 3]]
+    planned = plan(counts[[1, 2, 4]], slots=24, ranks=4, split="even", installed=before)
+    rows = [written.layers.index(layer) for layer in (1, 2, 4)]
+    assert written.placement[rows].tolist() == planned.placement.tolist()
+    assert written.layers == ((0, 1, 2, 3, 4) if form == "sglang" else (1, 2, 4))
+    assert ("layers 0, 3 as installed" in answer.err) == (form == "sglang")
+    if form == "sglang":
+        assert written.placement[3].tolist() == even.placement[2].tolist()
+
+
+def test_plan_keeps_installed_layer_without_rows_in_its_own_format(
+    equipoise: Callable[..., Any],
+) -> None:
+    counts = np.random.default_rng(4).integers(1, 99, (3, 16))
+    shares = plan(counts, slots=24, ranks=4)
+    now = formats.ExpertPlacement(shares.placement, shares.shares, 4)
+    formats.write_placement("now.json", now)
+    counts[1] = 0
+    Path("short.json").write_text(json.dumps({"logical_count": counts.tolist()}))
+    options = ("--installed", "now.json", "-o", "next.json", "--json", "figures.json")
+    assert equipoise("plan", "short.json", *options).code == 0
+    written = formats.read_placement("next.json")
+    assert written.layers == (0, 1, 2)
+    assert written.shares[1].tolist() == now.shares[1].tolist()
+    assert json.loads(Path("figures.json").read_text())["digest"] == written.digest
+
+
 def test_plan_options_reach_planner(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
