@@ -25,12 +25,12 @@ class Decision:
     Attributes:
         best: what gains most, or the cheapest of those that are as good; None to leave it off.
         by_engine: the best of each engine, by name, or None where it should be left off.
-        reason: why, in a sentence.
+        reason: why, in a sentence; None where the trace is too short to say it.
     """
 
     best: Outcome | None
     by_engine: dict[str, Outcome | None]
-    reason: str
+    reason: str | None
 
 
 def decide(replay: Replay) -> Decision:
@@ -42,6 +42,20 @@ def decide(replay: Replay) -> Decision:
     }
     best = _best(replay, list(replay.outcomes[1:]))
     return Decision(best, by_engine, _reason(replay, best))
+
+
+def unserved(replay: Replay, engine: str = "") -> int | None:
+    """Steps after which the first plans of an engine, or of all, serve in all layers.
+
+    None where one of the engine's, or of each engine, does so within the trace.
+    """
+    first: dict[str, int] = {}
+    for one in replay.outcomes:
+        if one.cadence and engine in ("", one.engine):
+            step = one.rebalances[0].committed if one.rebalances else one.cadence.first
+            first[one.engine] = min(step, first.get(one.engine, step))
+    late = [step for step in first.values() if step >= replay.steps]
+    return max(late, default=None)
 
 
 def _best(replay: Replay, outcomes: list[Outcome]) -> Outcome | None:
@@ -73,7 +87,7 @@ def _most(replay: Replay, outcomes: list[Outcome]) -> float:
     return max((replay.gain(one) for one in outcomes), default=0.0)
 
 
-def _reason(replay: Replay, best: Outcome | None) -> str:
+def _reason(replay: Replay, best: Outcome | None) -> str | None:
     now = replay.now
     if best is not None:
         why = f"imbalance falls from {now.mean_imbalance:.3f} to {best.mean_imbalance:.3f}"
@@ -84,14 +98,17 @@ def _reason(replay: Replay, best: Outcome | None) -> str:
         return f"{why}, without a redundant slot"
     others = [one for one in replay.outcomes[1:] if one.rebalances]
     if not others:
-        return "there is no balancer to compare with"
+        return None if unserved(replay) else "there is no balancer to compare with"
     top = max(others, key=replay.gain)
+    obstacle = _obstacle(replay, top, others)
+    if obstacle is None:
+        return None
     would = f"the best, {top.name} in {top.slots:,} slots, would change throughput by"
-    return f"{would} {replay.gain(top):+.1%}: {_obstacle(replay, top, others)}"
+    return f"{would} {replay.gain(top):+.1%}: {obstacle}"
 
 
-def _obstacle(replay: Replay, top: Outcome, others: list[Outcome]) -> str:
-    """Why no balancer gains anything that is worth it."""
+def _obstacle(replay: Replay, top: Outcome, others: list[Outcome]) -> str | None:
+    """Why no balancer gains anything that is worth it; None where some have not planned yet."""
     now = replay.now
     cost = unpriced_cost(replay, top)
     if replay.gain(top) >= LEAST_GAIN and cost is not None:
@@ -107,6 +124,8 @@ def _obstacle(replay: Replay, top: Outcome, others: list[Outcome]) -> str:
     chance = chance_imbalance(max(1, round(replay.rows)), replay.inputs.ranks)
     if now.mean_imbalance <= chance * (1 + LOWERED):
         return f"chance alone makes {chance:.3f} of so few rows, and the imbalance is no more"
+    if unserved(replay) is not None:
+        return None
     return f"load changes faster than balancers follow, imbalance stays at {least:.3f}"
 
 

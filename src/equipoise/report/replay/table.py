@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from textwrap import fill
 
-from equipoise.report.replay.decision import Decision, decide, unpriced_cost
+from equipoise.report.replay.decision import Decision, decide, unpriced_cost, unserved
 from equipoise.report.replay.inputs import ReplayInputs
 from equipoise.report.replay.replay import Outcome, Replay
 from equipoise.report.terminal import ColourMode, TextStyle, styled
@@ -32,11 +32,11 @@ def render(replay: Replay, colours: ColourMode) -> str:
 
 def headline(replay: Replay, decision: Decision) -> str:
     """The decision in a sentence."""
-    if not any(one.rebalances for one in replay.outcomes):
-        first = min((one.cadence.first for one in replay.outcomes if one.cadence), default=0)
+    if decision.reason is None:
         return (
-            f"Undecided: the first plan of any is made after {first:,} steps, and there are "
-            f"{replay.steps:,}. Give a longer trace, or --window-size and --step-interval."
+            f"Undecided: the trace is too short: it has {pluralize(replay.steps, 'step')}, and the "
+            f"first plans of all engines serve after {unserved(replay):,}. "
+            "Give a longer trace, or --window-size and --step-interval."
         )
     late = [name for name in decision.by_engine if not _planned(replay, name)]
     rest = ""
@@ -141,10 +141,8 @@ def _engines(replay: Replay, decision: Decision) -> Iterator[str]:
 def engine_advice(replay: Replay, decision: Decision) -> Iterator[tuple[str, str]]:
     """Each engine, and what to do with its balancer."""
     for engine, best in decision.by_engine.items():
-        if not _planned(replay, engine):
-            own = [one.cadence for one in replay.outcomes if one.engine == engine]
-            first = min(cadence.first for cadence in own if cadence)
-            yield engine, f"undecided: it makes its first plan after {first:,} steps"
+        if best is None and (first := unserved(replay, engine)) is not None:
+            yield engine, f"undecided: its first plan serves after {first:,} steps"
         elif best is None:
             yield engine, "leave it off"
         else:
