@@ -92,7 +92,7 @@ class StatisticsRecorder:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         *,
         rank: int,
         ranks: int,
@@ -104,13 +104,13 @@ class StatisticsRecorder:
         if not 0 <= rank < ranks or experts < 1:
             raise PlacementError(f"rank {rank} of {ranks} cannot record {experts} experts")
         check_layers(tuple(layers), max(len(layers), 1))
-        self._folder, self._rank, self._top_k = folder, rank, top_k
+        self._folder, self._rank, self._top_k = Path(folder), rank, top_k
         self._iterations = iterations
         self._layers = tuple(layers)
         self._shape = (len(self._layers), experts)
         self._check_size()
-        _make_folder(folder)
-        _check_unused(folder, rank, ranks)
+        _make_folder(self._folder)
+        _check_unused(self._folder, rank, ranks)
         self._state: State = Waiting()
 
     @property

@@ -15,7 +15,7 @@ TEN_TO_13 = IterationRange(10, 13)
 
 
 def make(
-    folder: Path, rank: int = 0, ranks: int = 1, iterations: IterationRange = TEN_TO_13
+    folder: str | Path, rank: int = 0, ranks: int = 1, iterations: IterationRange = TEN_TO_13
 ) -> StatisticsRecorder:
     return StatisticsRecorder(
         folder,
@@ -26,6 +26,14 @@ def make(
         experts=EXPERTS,
         top_k=2,
     )
+
+
+def test_recorder_accepts_path_as_string(tmp_path: Path) -> None:
+    """A string passed the check, and the first use of it was an AttributeError."""
+    text_recorder = make(str(tmp_path / "recorded"))
+    text_recorder.record(10, counts(10))
+    assert text_recorder.close() == recorder.Partial(IterationRange(10, 11))
+    assert read_statistics(tmp_path / "recorded").layers == LAYERS
 
 
 def counts(iteration: int, rank: int = 0) -> np.ndarray:
