@@ -245,7 +245,7 @@ def _statistics_content(statistics: ExpertStatistics) -> dict[FileContent, bool]
 
 
 def _placement_content(placement: ExpertPlacement) -> dict[FileContent, bool]:
-    # The number of ranks does not count as lost: it is given again when the engine is started.
+    # The number of ranks alone is no loss, see `_loss`: the engine is started with it.
     return {
         FileContent.SHARES: not placement.is_even,
         FileContent.LAYERS: placement.layers != tuple(range(len(placement.layers))),
@@ -256,7 +256,11 @@ def _loss(file_format: Format, content: dict[FileContent, bool]) -> str | None:
     missing = [
         part for part, present in content.items() if present and part not in file_format.carries
     ]
-    return f"{file_format.name} does not carry {', '.join(missing)}: lost" if missing else None
+    if not missing:
+        return None
+    if isinstance(file_format, PlacementFormat) and FileContent.RANKS not in file_format.carries:
+        missing.append(FileContent.RANKS)
+    return f"{file_format.name} does not carry {', '.join(missing)}: lost"
 
 
 def _layer_number_warning(file_format: PlacementFormat, placement: ExpertPlacement) -> str | None:

@@ -292,8 +292,8 @@ def test_plan_warns_when_format_drops_uneven_shares(
     lossy = equipoise("plan", "counts.npy", *SHAPE, "-o", "a.yaml", "--quiet")
     assert lossy.code == 0
     assert lossy.err == (
-        "equipoise: warning: a.yaml: tensorrt-llm does not carry shares: lost; "
-        "--split even plans for engines without them\n"
+        "equipoise: warning: a.yaml: tensorrt-llm does not carry shares, the number of ranks: "
+        "lost; --split even plans for engines without them\n"
     )
     even_answer = equipoise(
         "plan", "counts.npy", *SHAPE, "-o", "b.yaml", "--quiet", "--split", "even"

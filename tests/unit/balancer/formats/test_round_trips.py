@@ -96,7 +96,7 @@ def test_write_placement_returns_loss_message_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loss_message = formats.write_placement(tmp_path / "a.yaml", small_arrangement())
-    assert loss_message == "tensorrt-llm does not carry shares: lost"
+    assert loss_message == "tensorrt-llm does not carry shares, the number of ranks: lost"
     assert capsys.readouterr() == ("", "")
 
 
