@@ -213,7 +213,7 @@ def _line_at(text: bytes, offset: int) -> str:
 def _invariance(broken: str | None) -> DoctorCheck:
     """Whether the demo's oracle holds on this processor: bits must not depend on the batch."""
     if broken is not None:
-        return DoctorCheck("batch invariance", False, f"unknown: {NO_TORCH}")
+        return DoctorCheck("batch invariance", False, "unknown without torch")
     import torch
 
     from equipoise.demo.model.config import ModelConfig
@@ -344,7 +344,10 @@ def _line(name: str, value: str) -> str:
 def _verdict(findings: DoctorFindings) -> str:
     working = [backend for backend in findings.accelerators if backend.works]
     if not working:
-        return "no accelerator works: see the reasons above"
+        verdict = "no accelerator works: see the reasons above"
+        if any(check.name == TORCH and not check.passed for check in findings.checks):
+            return f"planner, reports, simulator, proxy and picker work without torch\n{verdict}"
+        return verdict
     # A device, where one works: the others run anywhere.
     best = min(working, key=lambda backend: backend.name in HOST_BACKENDS)
     command = f"equipoise run --backend {best.name}"

@@ -1,6 +1,7 @@
 """`equipoise doctor` on what is here and on what is broken."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,15 @@ def test_doctor_fails_without_working_accelerator() -> None:
         render_findings(findings).splitlines()[-1] == "no accelerator works: see the reasons above"
     )
     assert replace(findings, accelerators=()).exit_code == 1
+
+
+def test_doctor_without_torch_says_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    findings = collect_findings()
+    assert DoctorCheck("batch invariance", False, "unknown without torch") in findings.checks
+    text = render_findings(findings)
+    assert "see `checks` below" not in text.partition("\nchecks\n")[2]
+    assert "\nplanner, reports, simulator, proxy and picker work without torch\n" in text
 
 
 @pytest.mark.parametrize(
