@@ -128,8 +128,9 @@ def hardware_of(request: HardwareRequest, moves: bool) -> "Hardware | None":
 
     with usage_errors("--hardware"):
         hardware = find_hardware(request.hardware)
-        for key in ("memory_gb", "memory_bandwidth_gbs", f"{precision_of(request)}_tflops"):
+        for key in ("memory_gb", "memory_bandwidth_gbs"):
             hardware.figure(key)
+        hardware.operations_per_second(precision_of(request))
         if moves:
             hardware.figure(f"{request.link or DEFAULT_LINK}_link_gbs")
     return hardware

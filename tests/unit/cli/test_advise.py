@@ -108,7 +108,7 @@ BAD = {
     ),
     "hardware of another precision": (
         ("counts.npy", *RANKS, *MACHINE, "--precision", "fp4"),
-        "--hardware: mine: has no fp4_tflops; it has memory_gb",
+        "--hardware: mine: has no fp4_tflops: --precision fp8 has a figure",
     ),
     "hardware without the link": (
         ("counts.npy", *RANKS, *MACHINE, "--link", "host"),

@@ -60,7 +60,11 @@ class Hardware:
 
     def operations_per_second(self, precision: str) -> float:
         """Of matrix products, dense."""
-        return self.figure(f"{precision}_tflops") * 1e12
+        key = f"{precision}_tflops"
+        known = " or ".join(one for one in PRECISIONS if f"{one}_tflops" in self.figures)
+        if key not in self.figures and known:
+            raise FormatError(self.name, f"has no {key}: --precision {known} has a figure")
+        return self.figure(key) * 1e12
 
     def link_bytes_per_second(self, link: str) -> float:
         """That a device receives over a link."""

@@ -82,6 +82,8 @@ def test_hardware_find_rejects_unknown_or_unreadable_names(tmp_path: Path) -> No
 def test_hardware_missing_figure_is_named() -> None:
     with pytest.raises(FormatError, match="mine: has no fp4_tflops; it has memory_gb"):
         Hardware("mine", {"memory_gb": 1.0}).operations_per_second("fp4")
+    with pytest.raises(FormatError, match="910c: has no fp8_tflops: --precision bf16 has a figure"):
+        find_hardware("ascend-910c").operations_per_second("fp8")
 
 
 @given(st.sampled_from(KEYS), st.floats(1e-6, 1e9))
