@@ -49,7 +49,7 @@ def run_to_exit_code(run: Callable[[], int]) -> int:
             raise  # a bug of this program: the traceback is needed to fix it
         process.print_stderr(f"error: {import_errors.explain_import_error(error)}")
         # What is missing can be installed: as with an option that this machine cannot serve.
-        return EXIT_BAD_INPUT if import_errors.missing_extra(error) else EXIT_FAILED
+        return EXIT_BAD_INPUT if import_errors.missing_module(error) else EXIT_FAILED
     except KeyboardInterrupt:
         process.print_stderr("interrupted")
         return EXIT_INTERRUPTED

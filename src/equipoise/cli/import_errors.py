@@ -6,8 +6,8 @@ from equipoise import install_command
 
 OURS = "equipoise"
 NATIVE = "equipoise._native"
-OPTIONAL = ("torch",)
-"""Modules that only some commands need, and whose extra has their name."""
+OPTIONAL = {"torch": "torch", "hypothesis": "conformance"}
+"""Modules that only some commands need, with the extra that brings them."""
 REMEDIES = {
     "torch": "install the build of torch for this machine, with the libraries that it asks for",
     NATIVE: "install equipoise again, for this Python",
@@ -15,8 +15,8 @@ REMEDIES = {
 """What to do about a package that does not import; of others: install it again."""
 
 
-def missing_extra(error: Exception) -> str | None:
-    """The extra that brings what is not installed; None where the error is another."""
+def missing_module(error: Exception) -> str | None:
+    """The optional module that is not installed; None where the error is another."""
     # By the name alone: a package that goes on without torch may be who asked for it.
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     return missing if missing in OPTIONAL else None
@@ -24,8 +24,8 @@ def missing_extra(error: Exception) -> str | None:
 
 def explain_import_error(error: Exception) -> str:
     """What does not import, why, and what to do."""
-    if extra := missing_extra(error):
-        return f"{extra} is missing: {install_command(extra)}"
+    if module := missing_module(error):
+        return f"{module} is missing: {install_command(OPTIONAL[module])}"
     package = failing_package(error)
     reason = " ".join(str(error).split()) or type(error).__name__
     if package is None:

@@ -15,6 +15,7 @@ from equipoise.cli.conformance_options import (
     ConformanceRequest,
     resolve_conformance_request,
 )
+from equipoise.cli.import_errors import explain_import_error
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES
 from equipoise.hal.conformance.profile import Profile, RunTarget
 from equipoise.hal.conformance.reproduce import MARK
@@ -284,3 +285,10 @@ def test_conformance_failed_steering_exits_2_with_one_line(
     assert answer.code == 2
     [line] = answer.err.splitlines()
     assert "cannot steer: OSError: the driver is not there" in line
+
+
+def test_conformance_without_hypothesis_names_command_that_installs_it() -> None:
+    missing = ModuleNotFoundError("No module named 'hypothesis'", name="hypothesis")
+    assert explain_import_error(missing) == (
+        "hypothesis is missing: pip install '.[conformance]' in a clone of equipoise"
+    )
