@@ -78,7 +78,7 @@ def _tiles(summary: RunSummary) -> Iterator[tuple[str, str]]:
 def _compared_with(summary: RunSummary) -> str:
     """What the columns of the table are compared with, in words."""
     turns = core_sharing(summary)
-    speed = f". As for tokens a second, {turns}" if turns else ""
+    speed = f". {turns}" if turns else ""
     if summary.has_unbalanced:
         return (
             ", and how many times smaller than without balancing. "

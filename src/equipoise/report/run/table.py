@@ -1,6 +1,7 @@
 """The table that a run ends with, 80 columns wide."""
 
 from collections.abc import Sequence
+from textwrap import fill
 
 from equipoise.demo.engine_options import EngineOptions, uses_shares
 from equipoise.demo.settings import VariantName
@@ -142,21 +143,25 @@ def _notes(summary: RunSummary) -> list[str]:
         stall = (
             f"stall      above the unbalanced median step; {noise} s is this machine's own noise"
         )
+    turns = core_sharing(summary)
     return [
         f"imbalance  max/mean - 1 over ranks, steps {summary.measured_from_step} to "
         f"{summary.steps - 1}; noise floor {floor}",
         stall,
-        *([f"tokens/s   {turns}"] if (turns := core_sharing(summary)) else []),
+        *([fill(f"cores      {turns}", WIDTH, subsequent_indent=" " * 11)] if turns else []),
     ]
 
 
 def core_sharing(summary: RunSummary) -> str:
-    """Why balance does not show in tokens/s where ranks share cores; empty where they do not."""
+    """Why times show no effect of balance where ranks share cores; empty where they do not."""
     cores = int(summary.machine.get("cores", 0))
     ranks = summary.ranks * summary.stages
     if summary.backend != "cpu" or not 0 < cores < ranks:
         return ""
-    return f"{ranks} ranks take turns on {cores} core(s): this cannot show what balance gains"
+    return (
+        f"{ranks} ranks take turns on {cores} core(s): tokens/s cannot show what balance gains, "
+        "nor stalls what it costs"
+    )
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:
