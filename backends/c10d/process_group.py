@@ -9,6 +9,9 @@ is given back.
 import hashlib
 import sys
 import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -41,14 +44,30 @@ def open_group(
         # all ranks only if every rank takes part in every group.
         world.group_count = int.from_bytes(hashlib.sha256(label.encode()).digest()[:7])
         try:
-            distributed.init_process_group(
-                backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
-            )
+            with _mpi_warning_ignored() if backend == "mpi" else nullcontext():
+                distributed.init_process_group(
+                    backend,
+                    store=store,
+                    rank=rank,
+                    world_size=size,
+                    timeout=timedelta(seconds=timeout),
+                )
             group: ProcessGroup = default_group.WORLD
             return group
         finally:
             default_group.WORLD = default
             world.group_count, sys.excepthook = count, excepthook
+
+
+@contextmanager
+def _mpi_warning_ignored() -> Iterator[None]:
+    """Without torch's warning that MPI numbers the ranks, even where torch was built without MPI.
+
+    Filters are the process's, so those of other backends are left alone.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "For MPI backend, world_size", UserWarning)
+        yield
 
 
 def close_group(group: ProcessGroup) -> None:
