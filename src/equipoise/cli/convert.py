@@ -10,6 +10,7 @@ from equipoise.cli.command import Command, Settings
 from equipoise.cli.files import describe_path, ensure_folder
 from equipoise.cli.offline import (
     MAX_RANKS,
+    count_routed_experts,
     naming_ranks_option,
     print_written,
     usage_errors,
@@ -85,6 +86,8 @@ def _origin(origin: str) -> str:
 def _read(request: ConvertRequest) -> "ExpertStatistics | ExpertPlacement":
     from equipoise.balancer.formats import read_either
 
+    if request.ranks is None and (counts := count_routed_experts(request.source)) is not None:
+        return counts
     with usage_errors(), naming_ranks_option():
         return read_either(request.source, ranks=request.ranks)
 

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ def load_statistics(path: Path, during: "IterationRange | None" = None) -> "Expe
     from equipoise.balancer.formats import read_statistics
 
     with usage_errors():
-        statistics = read_statistics(path)
+        statistics = count_routed_experts(path) or read_statistics(path)
     warn_of_dropped_layers(path, statistics)
     if during is not None:
         with usage_errors(f"--range: {path}"):
@@ -75,6 +76,37 @@ def load_statistics(path: Path, during: "IterationRange | None" = None) -> "Expe
         where = path if during is None else f"{path}, iterations {during}"
         raise UsageError(f"{where}: all counts are 0: there is nothing to balance")
     return statistics
+
+
+def count_routed_experts(path: Path) -> "ExpertStatistics | None":
+    """Statistics of a folder with an array of routed experts for each request; None of all else.
+
+    Windows are as `advise` makes them by default. Raises UsageError where nothing says how many
+    experts there are: those that no token was routed to would be missing in the placement.
+    """
+    from equipoise.balancer.formats import RoutingTrace, read_trace
+    from equipoise.balancer.formats.files import is_folder, list_folder
+    from equipoise.balancer.formats.format_names import VLLM_ROUTED
+    from equipoise.balancer.formats.trace_requests import array_names
+    from equipoise.balancer.formats.trtllm_statistics import META_FILE
+
+    with usage_errors():
+        if not is_folder(path) or META_FILE in list_folder(path) or not array_names(path):
+            return None
+    from equipoise.cli.trace_options import DEFAULT_STEP_TOKENS
+    from equipoise.report.replay.steps import Phase, TokenSteps
+    from equipoise.report.replay.windows import windows_of
+
+    with usage_errors():
+        trace = read_trace(path, format=VLLM_ROUTED)
+        assert isinstance(trace, RoutingTrace)
+        if not trace.experts_known:
+            raise UsageError(
+                f"{path}: is a routing trace without the number of experts: write "
+                '{"format": "equipoise-trace", "version": 1, "experts": NUMBER} to its trace.json'
+            )
+        windows = windows_of(TokenSteps(trace, 1, DEFAULT_STEP_TOKENS, Phase.PREFILL))
+    return replace(windows.statistics, top_k=trace.top_k, source=trace.source)
 
 
 def ranks_to_serve(ranks: int | None, path: Path, recorded: int | None) -> int:

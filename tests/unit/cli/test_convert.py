@@ -1,5 +1,6 @@
 """`equipoise convert`: statistics and placements, and what is lost."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -130,3 +131,36 @@ def test_convert_options_from_file_and_format_names(equipoise: Callable[..., Any
         tuple(form.name for form in formats.known_formats()[:6] if form.write_suffixes)
         == format_names.STATISTICS_FORMAT_NAMES
     )
+
+
+@pytest.mark.parametrize("experts", [12, None])
+def test_convert_counts_folder_of_routed_experts(
+    experts: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    equipoise: Callable[..., Any],
+) -> None:
+    """It was called a folder that has to be TensorRT-LLM's."""
+    monkeypatch.chdir(tmp_path)
+    Path("routed").mkdir()
+    rng = np.random.default_rng(7)
+    ids = [rng.permuted(np.tile(np.arange(8), (9, 3, 1)), axis=2)[..., :2] for _ in range(4)]
+    for number, array in enumerate(ids):
+        np.save(f"routed/{number}.npy", array.astype(np.uint8))
+    if experts is not None:
+        facts = {"format": "equipoise-trace", "version": 1, "experts": experts}
+        Path("routed/trace.json").write_text(json.dumps(facts))
+    answer = equipoise("convert", "routed", "counts.npz")
+    if experts is None:
+        assert answer.code == 2
+        assert "routed: is a routing trace without the number of experts: write" in answer.err
+        return
+    assert answer.err == "routed (vllm-routed) -> counts.npz (npz)\n"
+    counted = formats.read_statistics("counts.npz")
+    assert (counted.experts, counted.top_k) == (experts, 2)
+    expected = [np.bincount(np.concatenate(ids)[:, n].ravel(), minlength=12) for n in range(3)]
+    assert counted.counts.sum(axis=0).tolist() == np.array(expected).tolist()
+    assert equipoise("report", "routed", "--ranks", "4").code == 0
+    options = ("--ranks", "4", "--slots", "16", "-o", "placement.json")
+    assert equipoise("plan", "routed", *options).code == 0
+    assert formats.read_placement("placement.json").experts == experts
