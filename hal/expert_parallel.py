@@ -158,6 +158,13 @@ class EventStatus:
         wait_checked(self._event.synchronize, self._stream, timeout)
 
 
+def end_of_stream(accelerator: Accelerator, stream: Stream) -> EventStatus:
+    """The status of a step that ends with what was launched on `stream`."""
+    event = accelerator.event()
+    stream.record(event)
+    return EventStatus(event, stream)
+
+
 def wait_checked(wait: Callable[[float], T], stream: Stream, timeout: float) -> T:
     """Return what `wait` returns, which raises `StreamTimeout` after the seconds that it is given.
 
@@ -241,9 +248,7 @@ class ExpertParallelGroup(ABC):
 
     def finish(self, stream: Stream) -> StepStatus:
         """End a step: its results may be used when the status says that it was right."""
-        event = self._accelerator.event()
-        stream.record(event)
-        return EventStatus(event, stream)
+        return end_of_stream(self._accelerator, stream)
 
     def set_active(self, ranks: Sequence[int]) -> None:
         """From the next dispatch on, only `ranks` take part, and call it with equal `ranks`.

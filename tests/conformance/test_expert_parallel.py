@@ -132,6 +132,14 @@ class Shapeless:
         """Nothing is held."""
 
 
+class ThreeMethods:
+    """A group without a base class, and without the optional methods."""
+
+    def __init__(self, *arguments: Any) -> None:
+        group = FixedCapacityGroup(*arguments)
+        self.dispatch, self.combine, self.close = group.dispatch, group.combine, group.close
+
+
 class Unfinished(ExpertParallelGroup):
     """A subclass that lacks what must be written."""
 
@@ -165,7 +173,7 @@ class MalformedLibrary(FixedCapacityLibrary):
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda *_: Shapeless(), "has no method combine; has no method finish"),
+        (lambda *_: Shapeless(), "has no method combine"),
         (lambda *_: Shapeless(), "dispatch(tokens: torch.Tensor, expert_ids: torch.Tensor)"),
         (lambda *_: None, "open returned no group"),
         (lambda _, accelerator, *__: Unfinished(accelerator, 1.0), "combine, dispatch"),  # type: ignore[abstract]
@@ -183,6 +191,24 @@ def test_malformed_group_is_told_once_and_by_the_clause_of_methods(
     assert isinstance(finding.verdict, PropertyViolated)
     assert finding.verdict.clause == "M17"
     assert told in " ".join(finding.verdict.what.split())
+
+
+@dataclass(frozen=True)
+class ThreeMethodsLibrary(MalformedLibrary):
+    """Declares only what needs no further method."""
+
+    make: Callable[..., Any] = ThreeMethods
+
+    @property
+    def capabilities(self) -> ExpertParallelCapabilities:
+        return ExpertParallelCapabilities(empty_batches=True)
+
+
+@pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.name)
+def test_group_without_base_class_and_without_finish_is_judged(prop: Property) -> None:
+    subject = ControlledSubject(BACKEND, ThreeMethodsLibrary())
+    verdict = search(prop, subject, SearchSettings(cases=CASES, max_shrinks=0))
+    assert isinstance(verdict, PropertyHeld | PropertyUnsupported), verdict
 
 
 class Fails(FixedCapacityGroup):

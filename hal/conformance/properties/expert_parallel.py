@@ -544,7 +544,7 @@ def _step(run: ExpertRun, batch: Batch) -> Play:
         yield NEXT
         run.combine(dispatch)
         run.read_again()
-        status = run.group.finish(run.stream)
+        status = run.launch_end()
     except Exception as error:
         return error
     yield Until(status.ready, "the end of a step")
