@@ -26,6 +26,7 @@ from equipoise.hal.conformance.context import (
     to_host,
     wait_for_outcome,
 )
+from equipoise.hal.conformance.fixtures.collectives import CLOSING_KEY
 from equipoise.hal.conformance.fixtures.comm_operations import (
     ELEMENT_COUNTS,
     GROUP_OPS,
@@ -508,7 +509,7 @@ def _play_unmatched(ctx: RankContext, program: Program) -> Play:
             _require_refusal(ctx, broken, str(step.args[0]))
             yield NEXT
     yield from _require_other_communicator_works(
-        ctx, [issue_step(ctx, sound, _probe_step(sound), len(program.steps))]
+        ctx, [issue_step(ctx, sound, _probe_step(sound), CLOSING_KEY)]
     )
 
 
