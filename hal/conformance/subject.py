@@ -9,6 +9,8 @@ from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.errors import Violation
 
+MAX_COMPARED = 200
+"""Characters of a cause that a message is searched for: adapters shorten long lines."""
 SUITE = "equipoise.hal.conformance."
 ASKERS = (SUITE, "equipoise.hal.accelerator")
 """Modules that ask the objects of a backend for what the protocols name."""
@@ -75,11 +77,18 @@ def missing_member(error: BaseException) -> str | None:
 
 
 def describe_error(error: BaseException) -> str:
-    """What was raised, and because of what."""
+    """What was raised, and because of what, unless the message repeats its cause."""
     what = f"{type(error).__name__}: {error}"
     cause = error.__cause__
-    because = f" (because of {type(cause).__name__}: {cause})" if cause is not None else ""
-    return f"raised {what}{because}"
+    if cause is None or _repeats(str(error), str(cause)):
+        return f"raised {what}"
+    return f"raised {what} (because of {type(cause).__name__}: {cause})"
+
+
+def _repeats(message: str, cause: str) -> bool:
+    """Whether a message holds the first line of its cause; libraries append stacks to it."""
+    first_line = cause.strip().partition("\n")[0][:MAX_COMPARED]
+    return bool(first_line) and first_line in message
 
 
 def missing_capability(prop: Property, traits: Traits) -> str | None:
