@@ -30,7 +30,8 @@ def c10d_backend(name: str) -> LibraryBackend:
         names = ", ".join(sorted(set(known) - {"undefined"}))
         raise BackendUnavailable(
             f"torch.distributed has no backend {backend!r}; it has: {names} "
-            "(or MODULE:NAME, where importing MODULE registers NAME)"
+            f"(name the module that registers it: c10d:MODULE:{backend}; "
+            "HCCL is c10d:torch_npu:hccl)"
         )
     return LibraryBackend(
         f"c10d:{backend}", device_type(backend), partial(C10dCommunicator, backend)

@@ -112,7 +112,7 @@ def try_library(device: str, open_alone: OpenAlone) -> Trial:
         ends_on_abort = group.ends_on_abort(device)
     finally:
         group.close()
-    copied = _common(copies)
+    copied = _common(copies) or _common(sums)  # a library may have no more than a sum
     return Trial(device, absent, ends_on_abort, copied, _common(sums) & copied)
 
 
