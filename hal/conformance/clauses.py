@@ -39,6 +39,8 @@ SIGNATURES = "R3"
 """The clause of signatures. Any property may find it broken: by a method that is not there."""
 HANG = "C8"
 """The clause of a rank that does not answer. Any property may find it broken."""
+CLOSING = "E5"
+"""The clause of closing. Any case on ranks may find it broken: its communicators are closed."""
 METHODS = "M17"
 """The clause of the methods of an expert-parallel library."""
 

@@ -98,6 +98,10 @@ class Environment(Protocol):
         """Open a communicator whose purpose no earlier case has used."""
         ...
 
+    def close(self, communicator: Communicator) -> None:
+        """Close it. On ranks an error is reported beside what the case shows (E5)."""
+        ...
+
     def fresh_purpose(self, purpose: str) -> str:
         """The purpose under a name that no earlier case has used."""
         ...

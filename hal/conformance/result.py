@@ -71,6 +71,11 @@ class Finding:
         return STATUS_OF_VERDICT[type(self.verdict)]
 
     @property
+    def only_closing(self) -> bool:
+        """Whether everything held but the closing of communicators: a finding beside the own."""
+        return isinstance(self.verdict, PropertyViolated) and self.verdict.only_closing
+
+    @property
     def level(self) -> Level | None:
         """The level of the property."""
         return LEVELS.get(self.clauses[0])

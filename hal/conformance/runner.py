@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.clauses import HANG, LEVELS, METHODS, SIGNATURES, Level
+from equipoise.hal.conformance.clauses import CLOSING, HANG, LEVELS, METHODS, SIGNATURES, Level
 from equipoise.hal.conformance.executors import launched
 from equipoise.hal.conformance.executors.controlled import ControlledBackend, ControlledSubject
 from equipoise.hal.conformance.executors.device import DeviceSubject
@@ -30,6 +30,7 @@ from equipoise.hal.conformance.profile import (
     RunTarget,
     families_of,
 )
+from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import (
     DeadlineLength,
     Property,
@@ -46,7 +47,7 @@ from equipoise.hal.conformance.search import (
     search,
 )
 from equipoise.hal.conformance.subject import Subject, missing_capability
-from equipoise.hal.errors import UsageError
+from equipoise.hal.errors import UsageError, Violation
 
 LOCK_LETTER = "L"
 """Of the clauses of the stream lock."""
@@ -123,10 +124,16 @@ def run_properties(
     earlier: list[Finding] = []
     for run in plan:
         watcher.next(run)
-        finding = _marked(play_property(run, options, earlier), options.expectations)
-        earlier.append(finding)
-        watcher.found(finding)
-        yield finding
+        finding = play_property(run, options, earlier)
+        found = [finding]
+        if finding.only_closing:  # of the property's own clauses nothing is known yet
+            again = play_property(run, options, [*earlier, finding])
+            found = [replace(finding, clauses=(CLOSING,)), again]
+        for each in found:
+            marked = _marked(each, options.expectations)
+            earlier.append(marked)
+            watcher.found(marked)
+            yield marked
         if finding.status_for(METHODS) in (Status.VIOLATED, Status.EXPECTED):
             return
 
@@ -178,7 +185,10 @@ def play_property(run: PropertyRun, options: RunOptions, earlier: Sequence[Findi
     began = time.monotonic()
     verdict: Verdict | None = _hung_before(run, options.profile, earlier)
     if verdict is None:
-        found = search(run.claim, run.subject, search_settings(run, options, earlier))
+        subject = run.subject
+        if any(finding.only_closing for finding in earlier):
+            subject = _ClosingReported(subject)
+        found = search(run.claim, subject, search_settings(run, options, earlier))
         verdict = _reported_before(found, earlier) or found
     return Finding(
         property_name=run.claim.name,
@@ -188,6 +198,23 @@ def play_property(run: PropertyRun, options: RunOptions, earlier: Sequence[Findi
         verdict=verdict,
         seconds=time.monotonic() - began,
     )
+
+
+class _ClosingReported:
+    """A subject whose communicators fail to close, which was reported for an earlier property."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self.name, self.traits, self.close = subject.name, subject.traits, subject.close
+
+    def play(self, prop: Property, case: Case) -> str | None:
+        """Play a case, which holds if everything but the closing does."""
+        try:
+            return self._subject.play(prop, case)
+        except Violation as violation:
+            if violation.only_closing:
+                return None
+            raise
 
 
 def _hung_before(
@@ -312,7 +339,8 @@ class ConformanceRun:
                 # when it has printed and written what was found in minutes of playing.
                 interruption = error
             possible = plan_runs(self._possible_properties(), subjects)
-            partial_levels = _levels(possible, plan[: len(findings)])
+            played = {finding.property_name for finding in findings}
+            partial_levels = _levels(possible, played)
             max_ranks = max(
                 size for subject in subjects.values() for size in subject.traits.group_sizes
             )
@@ -420,8 +448,7 @@ def open_subject(executor: Executor, place: SubjectPlace, rendezvous: Rendezvous
     return ControlledSubject(backend, library)
 
 
-def _levels(possible: Sequence[PropertyRun], played: Sequence[PropertyRun]) -> frozenset[Level]:
-    """The levels of the properties that could be played and are not."""
-    names = {run.claim.name for run in played}
-    omitted = (run.claim for run in possible if run.claim.name not in names)
+def _levels(possible: Sequence[PropertyRun], played: Set[str]) -> frozenset[Level]:
+    """The levels of the properties that could be played and are not, by name."""
+    omitted = (run.claim for run in possible if run.claim.name not in played)
     return frozenset(LEVELS[prop.clauses[0]] for prop in omitted if prop.clauses[0] in LEVELS)

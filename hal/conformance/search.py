@@ -49,6 +49,7 @@ class PropertyViolated:
         case: the smallest one found.
         cases: how many were played.
         expired_plays: how many of them ended only when a long deadline had passed.
+        only_closing: whether everything held but the closing of communicators afterwards.
     """
 
     clause: str
@@ -56,6 +57,7 @@ class PropertyViolated:
     case: Case
     cases: int
     expired_plays: int = 0
+    only_closing: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,12 @@ class _Trial:
     def violated(self, case: Case) -> PropertyViolated:
         violation = self.violations[case]
         return PropertyViolated(
-            violation.clause, str(violation), case, self.played, self.expired_plays
+            violation.clause,
+            str(violation),
+            case,
+            self.played,
+            self.expired_plays,
+            violation.only_closing,
         )
 
 

@@ -224,6 +224,10 @@ class ControlledEnvironment:
         """The world is fresh in every case, and so is every purpose."""
         return self.world.fabric(self.rank).open(purpose, ranks)
 
+    def close(self, communicator: Communicator) -> None:
+        """Raises what it raises."""
+        communicator.close()
+
     def fresh_purpose(self, purpose: str) -> str:
         """As it is: so is the world."""
         return purpose

@@ -160,6 +160,10 @@ class DeviceEnvironment:
             raise Unsupported("a device by itself has no communicator")
         return self.fabric.open(self.fresh_purpose(purpose), ranks)
 
+    def close(self, communicator: Communicator) -> None:
+        """Raises what it raises."""
+        communicator.close()
+
     def fresh_purpose(self, purpose: str) -> str:
         """A name of this case."""
         return f"{self.purpose_prefix}{purpose}"

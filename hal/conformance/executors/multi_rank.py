@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.conformance.clauses import CLOSING
 from equipoise.hal.conformance.executors.property_reference import property_reference
 from equipoise.hal.conformance.executors.rank_worker import RankReply, RankRequest
 from equipoise.hal.conformance.executors.worker_pool import OnRankExit
@@ -164,6 +165,7 @@ class MultiRankSubject:
         self._open_measurements = 0
         self._fabrics_opened = 0
         self._cases_played = 0
+        self._failed_close: str | None = None
 
     @property
     def name(self) -> str:
@@ -176,19 +178,32 @@ class MultiRankSubject:
         return self._traits
 
     def play(self, prop: Property, case: Case) -> str | None:
-        """Play on the first `case.program.size` ranks. Raises `UsageError` without a reference."""
+        """Play on the first `case.program.size` ranks. Raises `UsageError` without a reference.
+
+        A communicator that fails to close is reported where everything else held.
+        """
         reference = property_reference(prop)
         began = time.monotonic()
         while True:
+            self._failed_close = None
             try:
-                return compare_answers(prop, case, self._play_case(prop, case, reference))
+                reported = compare_answers(prop, case, self._play_case(prop, case, reference))
+                break
             except Exception as error:
                 self._close_fabrics_quietly()
                 if not self._retry_with_longer_deadline(prop, error):
-                    violation = to_violation(prop, error)
-                    lasted = time.monotonic() - began
-                    violation.expired = lasted >= self._deadlines[DeadlineLength.LONG]
-                    raise violation from error
+                    raise self._timed(to_violation(prop, error), began) from error
+        if self._failed_close is not None:
+            violation = self._timed(Violation(CLOSING, self._failed_close), began)
+            violation.only_closing = True
+            raise violation
+        return reported
+
+    def _timed(self, violation: Violation, began: float) -> Violation:
+        """The violation, which says whether its case has lasted for a long deadline."""
+        lasted = time.monotonic() - began
+        violation.expired = lasted >= self._deadlines[DeadlineLength.LONG]
+        return violation
 
     def close(self) -> None:
         """End every rank, and every store."""
@@ -199,7 +214,13 @@ class MultiRankSubject:
         """What all threads observed; None for those of lost ranks."""
         if prop.lost_ranks is None:
             stage = self._fabric_for(prop, case)
-            return self._ask(prop, stage, self._play_request(case, stage, reference), frozenset())
+            replies = self._ask(
+                prop, stage, self._play_request(case, stage, reference), frozenset()
+            )
+            tidy: RankRequest = {"do": "tidy"}
+            tidied = self._request(dict.fromkeys(stage.ranks, tidy), stage.gather_options())
+            answers_or_raise(CLOSING, tidied)
+            return replies
         self._deadline_for(prop)  # measures on an open fabric, so before all are closed
         self._close_all_fabrics()
         stage, lost_ranks = self._fabric_for(prop, case), prop.lost_ranks(case.program)
@@ -341,13 +362,17 @@ class MultiRankSubject:
             self._close_fabric(key)
 
     def _close_fabric(self, key: tuple[int, DeadlineLength]) -> None:
-        """Close a fabric on every rank where it is open."""
+        """Close a fabric on every rank where it is open; notes what fails to close."""
         stage = self._fabrics.pop(key)
         try:
             order = {"do": "close", "fabric": stage.name}
             answers_or_raise(
-                "E5", self._request(dict.fromkeys(stage.ranks, order), stage.gather_options())
+                CLOSING, self._request(dict.fromkeys(stage.ranks, order), stage.gather_options())
             )
+        except Violation as violation:
+            if violation.clause != CLOSING:
+                raise
+            self._note_failed_close(str(violation).removeprefix(f"{CLOSING}: "))
         finally:
             stage.store.close()
 
@@ -355,11 +380,18 @@ class MultiRankSubject:
         self, orders: Mapping[int, RankRequest], call: GatherOptions
     ) -> dict[int, RankReply]:
         try:
-            return self._rank_group.request(orders, call)
+            replies = self._rank_group.request(orders, call)
         except Violation:  # the ranks have ended, and their fabrics with them
             while self._fabrics:
                 self._fabrics.popitem()[1].store.close()
             raise
+        for rank, reply in sorted(replies.items()):
+            if "unclosed" in reply:
+                self._note_failed_close(f"rank {rank}: {reply['unclosed']}")
+        return replies
+
+    def _note_failed_close(self, what: str) -> None:
+        self._failed_close = self._failed_close or what
 
 
 def answers_or_raise(clause: str, replies: Mapping[int, RankReply]) -> dict[int, list[Any]]:

@@ -4,9 +4,11 @@ Requests and replies are JSON. Requests: `{"do": "greet"}`,
 `{"do": "open", "fabric": NAME, "where": RENDEZVOUS, "holder": PID or null}`,
 `{"do": "play", "fabric": NAME, "property": REFERENCE, "case": CASE, "number": N}`,
 `{"do": "gauge", "fabric": NAME, "number": N}`: measure the seconds of opening a communicator;
+`{"do": "tidy"}`: close what the last case left open, as the beginning of every request does;
 `{"do": "close", "fabric": NAME}`, `{"do": "rest"}` when nothing is open any more, and
 `{"do": "hold"}`, to a process that is to hold a store: it answers with the host and the port.
-Replies: `{"answers": [...]}` of the rank's threads, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
+Replies: `{"answers": [...]}` of the rank's threads, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`;
+with `"unclosed": TEXT` where a communicator of the last case could not be closed.
 """
 
 import sys
@@ -67,11 +69,25 @@ class _TrackingEnvironment(DeviceEnvironment):
     """Keeps what a case opened, so that it can be closed when no rank needs it any more."""
 
     communicators: list[Communicator] = field(default_factory=list)
+    failed_closes: list[str] = field(default_factory=list)
 
     def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
         communicator = super().open(purpose, ranks)
         self.communicators.append(communicator)
         return communicator
+
+    def close(self, communicator: Communicator) -> None:
+        note_failed_close(communicator, self.failed_closes)
+
+
+def note_failed_close(communicator: Communicator, errors: list[str]) -> None:
+    """Close it; what it raises is no error of what is played, and is added to `errors`."""
+    try:
+        communicator.close()
+    except Exception as error:
+        if missing_member(error) is not None:
+            raise
+        errors.append(f"closing a communicator {describe_error(error)}")
 
 
 class RankWorker:
@@ -95,12 +111,21 @@ class RankWorker:
         self._fabrics: dict[str, _FabricEntry] = {}
         self._rendezvous_hosts: list[RendezvousHost] = []
         self._leftovers: list[Communicator] = []
+        self._failed_closes: list[str] = []
         self._leaks = LeakDetector()
 
     def handle(self, order: RankRequest) -> RankReply:
         """Do it; what is raised becomes a part of the answer."""
+        reply = self._handle(order)
+        if self._failed_closes:
+            reply["unclosed"] = self._failed_closes[0]
+            self._failed_closes.clear()
+        return reply
+
+    def _handle(self, order: RankRequest) -> RankReply:
         operations: dict[str, Callable[[RankRequest], list[Any]]] = {
             "greet": lambda _: [],
+            "tidy": lambda _: [],
             "hold": self._hold_store,
             "open": self._open,
             "play": self._play,
@@ -151,6 +176,7 @@ class RankWorker:
                 accelerator, case.schedule, place.fabric, prefix, place.store_pid
             )
             self._leftovers = environment.communicators
+            environment.failed_closes = self._failed_closes
             ctx = self._rank_context(environment, place.rendezvous, case)
             prop = resolve_property(order["property"])
             if prop.large:
@@ -178,7 +204,7 @@ class RankWorker:
     def _close_leftovers(self) -> None:
         """Close what the last case left open: by now every rank has ended that case."""
         while self._leftovers:
-            self._leftovers.pop().close()
+            note_failed_close(self._leftovers.pop(), self._failed_closes)
 
     def _rank_context(
         self, environment: DeviceEnvironment, where: Rendezvous, case: Case

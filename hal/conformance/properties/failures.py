@@ -187,7 +187,7 @@ def _play_close(ctx: RankContext, program: Program) -> Play:
         if step.op != "close":
             _keep_work_only(_issue_unless_failed(ctx, comm, step, number), works, sizes)
             yield NEXT
-    comm.close()
+    ctx.environment.close(comm)
     junk = occupy_freed_memory(ctx, *sizes)
     yield NEXT
     refused = catch(lambda: issue_operation(ctx, comm, joint_operation(comm)), CommunicatorFailed)

@@ -574,7 +574,7 @@ def _play_early_close(ctx: RankContext, program: Program) -> Play:
     before = yield from ctx.communicator("before")
     comm = yield from ctx.communicator("left early")
     if Step("leave", (ctx.rank,)) in program.steps:
-        comm.close()
+        ctx.environment.close(comm)
     yield from require_works("X3", ctx, before, f"{comm.purpose!r} was closed")
     after = yield from ctx.communicator("after")
     op = joint_operation(after)

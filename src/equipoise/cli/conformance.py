@@ -77,7 +77,7 @@ class ConformanceProgressBar:
 
     def found(self, finding: Finding) -> None:
         """One further."""
-        self._count += 1
+        self._count += not finding.only_closing
         if finding.status in BROKEN:
             self._stream.write(f"{CLEAR_LINE}{finding.status.value}: {finding.property_name}\n")
         self._draw()
@@ -119,7 +119,7 @@ class ConformanceProgressLines:
 
     def found(self, finding: Finding) -> None:
         """Name a violation."""
-        self._count += 1
+        self._count += not finding.only_closing
         if finding.status in BROKEN:
             self._say(f"{finding.status.value}: {finding.property_name}")
 

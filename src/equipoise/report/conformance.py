@@ -217,7 +217,8 @@ def program_lines(verdict: PropertyViolated) -> list[str]:
 
 def program_name(finding: Finding) -> str:
     """Name of the file that plays the program of a violation."""
-    return f"{finding.property_name}.py"
+    closing = "-and-its-closing" if finding.only_closing else ""
+    return f"{finding.property_name}{closing}.py"
 
 
 def program_source(result: SuiteResult, finding: Finding) -> str:
