@@ -113,6 +113,11 @@ def settings_of(name: str, options: Mapping[str, object]) -> RoutingPolicySettin
         raise UsageError(
             "--policy-options: prefill_wait has no effect with prompt_weight 0: prompts are free"
         )
+    if "prefill_wait" in values and values.get("lockstep") is False:
+        raise UsageError(
+            "--policy-options: prefill_wait has no effect with lockstep false: a prompt delays no "
+            "other worker"
+        )
     return RoutingPolicySettings(name=name, **values)
 
 

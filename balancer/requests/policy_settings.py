@@ -134,7 +134,7 @@ class RoutingPolicySettings:
         prompt_weight: `fit`: cost of computing a prompt token, in KV tokens read in one step; 0:
             workers do not compute prompts, or their cost is ignored; None: fitted to the times of
             steps, where the router has a clock and the workers are in lockstep, and 0 elsewhere.
-        prefill_wait: `fit`, unless `prompt_weight` is 0: requests wait for each other, so that
+        prefill_wait: `fit` with `lockstep`, unless `prompt_weight` is 0: requests wait, so that
             workers compute prompts in the same step, until the wait costs this many times a prompt
             computed alone; 0: they do not wait.
     """

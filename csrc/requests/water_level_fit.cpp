@@ -56,10 +56,11 @@ class WaterLevelFitPolicy final : public Policy {
  private:
     // Whether to leave requests in the pool until every worker has a free slot, so that prompts are
     // computed at the same time: a worker that computes one alone holds all others up at the
-    // barrier. Waits until that has cost as much as computing one prompt alone, which is the rule
+    // barrier. Without a barrier it holds up nobody else. Waits until that has cost as much as computing one prompt alone, which is the rule
     // for an acknowledgement that may be delayed (Dooly, Goldman, Scott, JACM 48(2), 2001).
     bool should_gather(const RouterState& state) {
-        const double alone = settings_.prefill_wait * prompt_weight(state);
+        const double alone =
+            settings_.lockstep ? settings_.prefill_wait * prompt_weight(state) : 0;
         const std::int64_t free = alone > 0 ? state.free_slots() : 0;
         const SlotSurvey slots = free > 0 ? survey_slots(state) : SlotSurvey{};
         if (slots.all_open || slots.running == 0) {

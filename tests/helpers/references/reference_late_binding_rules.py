@@ -168,7 +168,7 @@ class Fit:
         serving = self.serving(front)
         running = sum(request.begun for w in serving for request in front.members(w))
         free = sum(front.free(w) for w in serving)
-        prompt_cost = self.settings.prefill_wait * self.prompt_weight
+        prompt_cost = self.settings.prefill_wait * self.prompt_weight * self.settings.lockstep
         since, self.looked = self.looked, None
         if not prompt_cost or not free or not running or all(front.free(w) for w in serving):
             return False

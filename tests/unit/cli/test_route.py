@@ -67,6 +67,7 @@ BAD = {
     ONE + "policy: br0\npolicy_options: {window: 3}": "window has no effect on br0: it is for fit",
     ONE + "policy_options: {when_full: hold}": "when_full has no effect on fit: it is for random",
     ONE + "policy_options: {prefill_wait: 2, prompt_weight: 0}": "no effect with prompt_weight 0",
+    ONE + "policy_options: {prefill_wait: 2, lockstep: false}": "no effect with lockstep false",
     ONE + "policy_options: [window]": "key 'policy_options': expected NAME=VALUE, or a mapping",
     ONE + "metrics: {waiting: w}": "--metrics: running is needed",
     ONE + "metrics: {wating: w}": "--metrics: unknown key 'wating'; known: waiting, running",

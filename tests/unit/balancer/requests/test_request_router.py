@@ -646,3 +646,14 @@ def test_router_waits_for_no_first_token_after_one_took_several_steps() -> None:
     router.on_arrival(request(3, 900))
     router.on_arrival(request(4, 10))
     assert assigned_ids(router.on_tokens({0: 1, 1: 1, 2: 1}, [0])) == [4]
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_fit_lets_prompts_wait_for_each_other_only_at_a_barrier(lockstep: bool) -> None:
+    settings = RoutingPolicySettings(name="fit", lockstep=lockstep, prompt_weight=200.0)
+    router = RequestRouter(settings, [Capacity(slots=2)] * 2)
+    for name in "abc":
+        router.on_arrival(Request(id=name, size=10))
+    router.on_tokens(dict.fromkeys("abc", 1))
+    decision = router.on_arrival(Request(id="d", size=4000))
+    assert [one.request for one in decision.assignments] == ([] if lockstep else ["d"])
