@@ -1268,10 +1268,11 @@ HEADLINES = (
     Headline("the same, in place", GPU, "decode, bfloat16, in_place, median"),
     Headline("imbalance that `equipoise replay` predicts beside what was served: worst, in points",
              REPLAY, "points"),
-    Headline("request routing: of 280 workloads, those in which `fit` serves over 1 % fewer tokens "
-             "than BR-0",
+    Headline("request routing, simulated: of 280 workloads, those in which `fit` serves over 1 % "
+             "fewer tokens than BR-0",
              GRID, "behind"),
-    Headline("`fit` on 280 workloads: time to the first token over the best published policy's",
+    Headline("`fit` on 280 simulated workloads: time to the first token over the best published "
+             "policy's",
              GRID, "ttft",
              in_readme=True),
     Headline("eight front ends that share a policy, over one: imbalance", SHARED, "shared"),

@@ -142,9 +142,9 @@ class GlooCommunicator:
         check_rows("all_to_all_uneven", receives, self.size)
         check_rows("all_to_all_uneven", sends, self.size)
         width = prod(tensor.shape[1:]) * tensor.element_size()
-        check_shape("all_to_all", out, (sum(receives), *tensor.shape[1:]))
-        check_shape("all_to_all", tensor, (sum(sends), *out.shape[1:]))
-        check_apart("all_to_all", out, tensor)
+        check_shape("all_to_all_uneven", out, (sum(receives), *tensor.shape[1:]))
+        check_shape("all_to_all_uneven", tensor, (sum(sends), *out.shape[1:]))
+        check_apart("all_to_all_uneven", out, tensor)
         into, source = _bytes(out), _bytes(tensor)
         receive_bytes, send_bytes = [n * width for n in receives], [n * width for n in sends]
         return self._collective(

@@ -297,8 +297,8 @@ class MpiCommunicator:
         check_transferable(self.capabilities, out, tensor)
         check_rows("all_to_all_uneven", receives, self.size)
         check_rows("all_to_all_uneven", sends, self.size)
-        check_shape("all_to_all", out, (sum(receives), *tensor.shape[1:]))
-        check_shape("all_to_all", tensor, (sum(sends), *out.shape[1:]))
+        check_shape("all_to_all_uneven", out, (sum(receives), *tensor.shape[1:]))
+        check_shape("all_to_all_uneven", tensor, (sum(sends), *out.shape[1:]))
         return self._all_to_all(out, tensor, receives, sends)
 
     def barrier(self) -> MpiWork:

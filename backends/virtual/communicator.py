@@ -249,8 +249,8 @@ class VirtualCommunicator(CommunicatorEndpoint):
         check_transferable(self.capabilities, out, tensor)
         check_rows("all_to_all_uneven", receives, self.size)
         check_rows("all_to_all_uneven", sends, self.size)
-        check_shape("all_to_all", out, (sum(receives), *tensor.shape[1:]))
-        check_shape("all_to_all", tensor, (sum(sends), *out.shape[1:]))
+        check_shape("all_to_all_uneven", out, (sum(receives), *tensor.shape[1:]))
+        check_shape("all_to_all_uneven", tensor, (sum(sends), *out.shape[1:]))
         return self._rows(out, tensor, receives, sends)
 
     def barrier(self) -> VirtualWork:

@@ -48,7 +48,8 @@ def version_finding(release: Release, installed: str) -> Finding:
     return (
         release.engine,
         False,
-        f"{installed} was not tested; tested: {', '.join(release.tested_versions)}",
+        f"{installed} was not tested; tested: {', '.join(release.tested_versions)}; "
+        f"{release.accept_variable}={installed} accepts it",
     )
 
 

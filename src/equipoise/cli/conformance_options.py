@@ -26,9 +26,10 @@ examples:
   {command} --communicator my_package:COMMUNICATOR --level core --ranks 2
   mpiexec -n 4 {command} --backend cpu --communicator mpi
 
-exit code: 0 every clause held or is declared unsupported, 1 one is violated, or one
-that --xfail lists is held, or one could not be judged, 2 bad input, 3 the suite could
-not run, 130 interrupted: what was found by then is printed and written"""
+exit code: 0 every clause held, is declared unsupported, or is violated as --xfail
+lists, 1 another is violated, or one that --xfail lists is held, or one could not be
+judged, 2 bad input, 3 the suite could not run, 129, 130 and 143 interrupted: what was
+found by then is printed and written"""
 
 SUBJECT, EFFORT = "what is tested", "how hard"
 JSON, HTML = "conformance.json", "conformance.html"

@@ -68,7 +68,8 @@ class PlanRequest(Settings):
         "slots per layer over all ranks, a multiple of them", SHAPE,
         least=1, most=MAX_SLOTS, default="those of --installed")] = None
     nodes: Annotated[int, Option(
-        "machines, of as many ranks each", SHAPE, least=1, most=MAX_RANKS)] = 1
+        "machines, of as many ranks each, for --survive and --node-cost; experts are not tied to "
+        "them", SHAPE, least=1, most=MAX_RANKS)] = 1
     policy: Annotated[Literal["greedy", "connected", "incremental"], Option(
         "greedy: the public rule; connected: so that shares can level any batch; "
         "incremental: from what is installed, moving as little as can be", AIM)] = "incremental"
@@ -83,7 +84,7 @@ class PlanRequest(Settings):
         "how an expert's rows are divided among its replicas: by shares that level the ranks, or "
         "even for engines that know no shares", AIM)] = "shares"
     survive: Annotated[int, Option(
-        "what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node", AIM,
+        "keep every expert if 1: any one rank is lost, 2: any one node is; 0: no demand", AIM,
         least=0, most=2, metavar="0|1|2")] = 0
     sigma: Annotated[float | None, Option(
         "a rank counts with its mean load and so many standard deviations of it over the windows, "
@@ -198,8 +199,11 @@ def _unused_options(request: PlanRequest, windows: int) -> dict[str, str]:
     """Options that were given and that this plan does not look at, with the reason."""
     defaults, unused = PlanRequest(statistics=request.statistics, out=request.out), {}
     if request.policy != "incremental" or request.installed is None:
+        # Even splits are planned towards the target, whether something is installed or not.
+        evenly = request.policy == "incremental" and request.split == "even"
         for name in ("target", "slack", "headroom", "node_cost"):
-            if getattr(request, name) != getattr(defaults, name):
+            used = evenly and name == "target"
+            if not used and getattr(request, name) != getattr(defaults, name):
                 unused[name] = "only incremental from --installed looks at it"
     elif request.headroom and request.split == "even":
         unused["headroom"] = "an even split has no shares that need room"

@@ -327,6 +327,8 @@ def test_plan_command_line_overrides_config_file(
          ["--target", "--node-cost"]),
         (("--slack", "0.5"), ["--slack"]),  # nothing is installed
         (("--headroom", "8"), ["--headroom"]),
+        (("--target", "0.5"), ["--target"]),
+        (("--target", "0.5", "--split", "even"), []),
         (("--policy", "connected", "--sigma", "0"), []),
     ],
 )  # fmt: skip

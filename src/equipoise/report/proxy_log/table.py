@@ -61,8 +61,8 @@ def notes(figures: ProxyLogFigures) -> Iterator[str]:
     """Below the table."""
     if not isnan(figures.imbalance):
         yield (
-            f"imbalance {figures.imbalance:,.0f} tokens, {figures.idle:.1%} of the fullest worker's"
-            " load on every one; mean while requests were bound"
+            f"imbalance {figures.imbalance:,.0f} tokens; idle {figures.idle:.1%}, if each step "
+            "waits for the fullest worker; means while requests were bound"
         )
     if figures.total.retried:
         p99 = format_value(figures.total.retry_delay.p99, 1.0, 3)

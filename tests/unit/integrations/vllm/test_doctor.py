@@ -42,8 +42,10 @@ def test_doctor_passes_hooks_and_fails_parts_with_missing_symbols() -> None:
 
 def test_doctor_fails_untested_vllm_version_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9")
-    assert findings()["vLLM"] == (False, "9.9 was not tested; tested: 0.32.0, 0.33.0")
-    monkeypatch.setenv(compatibility.ACCEPT_VERSION_VARIABLE, "9.9")
+    variable = compatibility.ACCEPT_VERSION_VARIABLE
+    cure = f"{variable}=9.9 accepts it"
+    assert findings()["vLLM"] == (False, f"9.9 was not tested; tested: 0.32.0, 0.33.0; {cure}")
+    monkeypatch.setenv(variable, "9.9")
     assert findings()["vLLM"][0]
 
 
