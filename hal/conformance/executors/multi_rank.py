@@ -7,6 +7,7 @@ are collected before the next one, so a rank that fails strands no other.
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -29,8 +30,10 @@ DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.LONG: 15.0, Deadline
 OPEN_TIMES_PER_DEADLINE = 10.0
 """A short deadline is this many times what opening a communicator takes: opening must be possible
 within it, and some libraries need seconds for it."""
-RETRY_DEADLINE_FACTOR = 3.0
-"""A failing case with a short deadline is replayed once with a deadline this many times as long."""
+RETRY_DEADLINE_FACTORS = (3.0, 9.0)
+"""The first case of a property that fails under a short deadline is replayed with one this many
+times as long. If it then holds, the machine was busy, and may become busier: the next case that
+fails is replayed with the next factor."""
 TIME_INDEPENDENT_CLAUSES = ("C8", "R1")
 """Clauses that are not broken for want of time: a rank that does not answer had `WATCHDOG` seconds
 more, and what is left over in the end is counted."""
@@ -160,7 +163,7 @@ class MultiRankSubject:
         self._deadlines = deadlines
         self._fabrics: dict[tuple[int, DeadlineLength], _OpenFabric] = {}
         self._open_time: tuple[str, float] = ("", 0.0)
-        self._retried_properties: set[str] = set()
+        self._retries: Counter[str] = Counter()
         self._failed_properties: set[str] = set()
         self._open_measurements = 0
         self._fabrics_opened = 0
@@ -184,6 +187,7 @@ class MultiRankSubject:
         """
         reference = property_reference(prop)
         began = time.monotonic()
+        replayed = False
         while True:
             self._failed_close = None
             try:
@@ -191,8 +195,9 @@ class MultiRankSubject:
                 break
             except Exception as error:
                 self._close_fabrics_quietly()
-                if not self._retry_with_longer_deadline(prop, error):
+                if not self._retry_with_longer_deadline(prop, error, replayed):
                     raise self._timed(to_violation(prop, error), began) from error
+                replayed = True
         if self._failed_close is not None:
             violation = self._timed(Violation(CLOSING, self._failed_close), began)
             violation.only_closing = True
@@ -292,34 +297,32 @@ class MultiRankSubject:
         deadline = self._deadlines[prop.deadline]
         if prop.deadline is not DeadlineLength.SHORT:
             return deadline
-        stretch = (
-            RETRY_DEADLINE_FACTOR
-            if prop.name in self._retried_properties - self._failed_properties
-            else 1.0
-        )
+        retries = self._retries[prop.name]
+        keeps = retries > 0 and prop.name not in self._failed_properties
+        stretch = RETRY_DEADLINE_FACTORS[retries - 1] if keeps else 1.0
         return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._slowest_open_time(prop))
 
-    def _retry_with_longer_deadline(self, prop: Property, error: Exception) -> bool:
+    def _retry_with_longer_deadline(self, prop: Property, error: Exception, replayed: bool) -> bool:
         """Whether a case that failed is played again, with a longer deadline.
 
-        On a busy machine an operation that would have ended well may miss a short deadline. Once a
-        property: a failure for another reason shows again, in this case or in a later one.
+        On a busy machine an operation that would have ended well may miss a short deadline. Once
+        for each factor: a failure for another reason shows again, in this case or in a later one.
         """
         if prop.deadline is not DeadlineLength.SHORT or prop.name in self._failed_properties:
             return False
         if isinstance(error, Violation) and error.clause in TIME_INDEPENDENT_CLAUSES:
             return False
-        if prop.name in self._retried_properties:
+        if replayed or self._retries[prop.name] == len(RETRY_DEADLINE_FACTORS):
             # Shrinking plays many failing cases, which need not wait that long.
             self._failed_properties.add(prop.name)
             return False
-        self._retried_properties.add(prop.name)
+        self._retries[prop.name] += 1
         self._open_time = ("", 0.0)
         LOG.warning(
             "%s: a case failed under a brisk deadline and is played again with one %g times as "
             "long, in case the machine was only too busy: %s",
             prop.name,
-            RETRY_DEADLINE_FACTOR,
+            RETRY_DEADLINE_FACTORS[self._retries[prop.name] - 1],
             " ".join(str(error).split()),
         )
         return True

@@ -11,7 +11,7 @@ from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
 from equipoise.hal.conformance.context import Play, RankContext
 from equipoise.hal.conformance.executors.multi_rank import (
     OPEN_TIMES_PER_DEADLINE,
-    RETRY_DEADLINE_FACTOR,
+    RETRY_DEADLINE_FACTORS,
     DisposableStore,
     GatherOptions,
     MultiRankSubject,
@@ -24,6 +24,7 @@ from equipoise.hal.conformance.property import DeadlineLength, Property, Propert
 from equipoise.hal.errors import Unsupported, Violation
 
 DEADLINES = {DeadlineLength.LONG: 15.0, DeadlineLength.SHORT: 1.0}
+LONGER, LONGEST = RETRY_DEADLINE_FACTORS
 IDLE, BUSY = 0.02, 0.5
 """Seconds that an opening takes."""
 CASE = Case(make_program([Step("sum")], size=2))
@@ -154,13 +155,7 @@ def test_failed_brisk_case_is_played_again_with_longer_deadline(
     ranks = subject(rank_group)
     for prop in (FIRST, FIRST, SECOND):
         ranks.play(prop, CASE)
-    assert rank_group.played_deadlines == [
-        1.0,
-        RETRY_DEADLINE_FACTOR,
-        RETRY_DEADLINE_FACTOR,
-        1.0,
-        RETRY_DEADLINE_FACTOR,
-    ]
+    assert rank_group.played_deadlines == [1.0, LONGER, LONGER, 1.0, LONGER]
     assert "first: a case failed under a brisk deadline" in caplog.text
 
 
@@ -169,17 +164,26 @@ def test_replayed_case_gets_deadline_of_machine_as_it_is_now() -> None:
     subject(rank_group).play(FIRST, CASE)
     assert rank_group.played_deadlines == [
         1.0,
-        RETRY_DEADLINE_FACTOR * OPEN_TIMES_PER_DEADLINE * BUSY,
+        LONGER * OPEN_TIMES_PER_DEADLINE * BUSY,
     ]
 
 
-def test_second_failure_of_brisk_property_counts() -> None:
+def test_later_failure_on_a_machine_that_became_busier_is_played_again() -> None:
+    rank_group = FakeRankGroup([IDLE], needed=2.0)
+    ranks = subject(rank_group)
+    ranks.play(FIRST, CASE)
+    rank_group.needed = 5.0
+    ranks.play(FIRST, CASE)
+    assert rank_group.played_deadlines == [1.0, LONGER, LONGER, LONGEST]
+
+
+def test_second_failure_of_brisk_case_counts() -> None:
     rank_group = FakeRankGroup([IDLE], needed=1000.0)
     ranks = subject(rank_group)
     for _ in range(2):  # the second one as shrinking plays it
         with pytest.raises(Violation, match="passed its deadline"):
             ranks.play(FIRST, CASE)
-    assert rank_group.played_deadlines == [1.0, RETRY_DEADLINE_FACTOR, 1.0]
+    assert rank_group.played_deadlines == [1.0, LONGER, 1.0]
 
 
 def test_rare_failure_of_brisk_property_counts_when_it_comes_again() -> None:
@@ -189,7 +193,7 @@ def test_rare_failure_of_brisk_property_counts_when_it_comes_again() -> None:
     rank_group.needed = 1000.0
     with pytest.raises(Violation, match="passed its deadline"):
         ranks.play(FIRST, CASE)
-    assert rank_group.played_deadlines == [1.0, RETRY_DEADLINE_FACTOR, RETRY_DEADLINE_FACTOR]
+    assert rank_group.played_deadlines == [1.0, LONGER, LONGER, LONGEST]
 
 
 @pytest.mark.parametrize("clause", ["C8", "R1"])
