@@ -11,7 +11,7 @@ from equipoise import Assignment, Decision, Request, WorkerChange, WorkerState
 
 
 @dataclass
-class Entry:
+class RequestState:
     """A request that has not ended: where it is, and whether it has made a token."""
 
     request: Request
@@ -31,11 +31,11 @@ class FewestRequests:
         del kv_tokens
         self.slots: list[int | None] = list(slots)
         self.states = [WorkerState.SERVING] * len(slots)
-        self.entries: dict[object, Entry] = {}  # in the order of arrival
+        self.entries: dict[object, RequestState] = {}  # in the order of arrival
 
     def on_arrival(self, request: Request) -> Decision:
         """A request arrived; without an assignment it waits here."""
-        self.entries[request.id] = Entry(request)
+        self.entries[request.id] = RequestState(request)
         return self._assign()
 
     def on_tokens(self, counts: Mapping[object, int], finished: Iterable[object] = ()) -> Decision:

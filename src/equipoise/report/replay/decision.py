@@ -44,7 +44,7 @@ def decide(replay: Replay) -> Decision:
     return Decision(best, by_engine, _reason(replay, best))
 
 
-def unserved(replay: Replay, engine: str = "") -> int | None:
+def steps_to_first_plan(replay: Replay, engine: str = "") -> int | None:
     """Steps after which the first plans of an engine, or of all, serve in all layers.
 
     None where one of the engine's, or of each engine, does so within the trace.
@@ -98,7 +98,7 @@ def _reason(replay: Replay, best: Outcome | None) -> str | None:
         return f"{why}, without a redundant slot"
     others = [one for one in replay.outcomes[1:] if one.rebalances]
     if not others:
-        return None if unserved(replay) else "there is no balancer to compare with"
+        return None if steps_to_first_plan(replay) else "there is no balancer to compare with"
     top = max(others, key=replay.gain)
     obstacle = _obstacle(replay, top, others)
     if obstacle is None:
@@ -124,7 +124,7 @@ def _obstacle(replay: Replay, top: Outcome, others: list[Outcome]) -> str | None
     chance = chance_imbalance(max(1, round(replay.rows)), replay.inputs.ranks)
     if now.mean_imbalance <= chance * (1 + LOWERED):
         return f"chance alone makes {chance:.3f} of so few rows, and the imbalance is no more"
-    if unserved(replay) is not None:
+    if steps_to_first_plan(replay) is not None:
         return None
     return f"load changes faster than balancers follow, imbalance stays at {least:.3f}"
 

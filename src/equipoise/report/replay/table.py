@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from textwrap import fill
 
-from equipoise.report.replay.decision import Decision, decide, unpriced_cost, unserved
+from equipoise.report.replay.decision import Decision, decide, steps_to_first_plan, unpriced_cost
 from equipoise.report.replay.inputs import ReplayInputs
 from equipoise.report.replay.replay import Outcome, Replay
 from equipoise.report.terminal import ColourMode, TextStyle, styled
@@ -35,7 +35,7 @@ def headline(replay: Replay, decision: Decision) -> str:
     if decision.reason is None:
         return (
             f"Undecided: the trace is too short: it has {pluralize(replay.steps, 'step')}, and the "
-            f"first plans of all engines serve after {unserved(replay):,}. "
+            f"first plans of all engines serve after {steps_to_first_plan(replay):,}. "
             "Give a longer trace, or --window-size and --step-interval."
         )
     late = [name for name in decision.by_engine if not _planned(replay, name)]
@@ -141,7 +141,7 @@ def _engines(replay: Replay, decision: Decision) -> Iterator[str]:
 def engine_advice(replay: Replay, decision: Decision) -> Iterator[tuple[str, str]]:
     """Each engine, and what to do with its balancer."""
     for engine, best in decision.by_engine.items():
-        if best is None and (first := unserved(replay, engine)) is not None:
+        if best is None and (first := steps_to_first_plan(replay, engine)) is not None:
             yield engine, f"undecided: its first plan serves after {first:,} steps"
         elif best is None:
             yield engine, "leave it off"
