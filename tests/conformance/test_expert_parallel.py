@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conformance.mutants.expert_libraries import LoneLibrary, RoundingLibrary
+from helpers.fakes.null_progress_listener import NullProgressListener
 from helpers.paths import ROOT, SEARCH_PATH
 from helpers.records import RecordProperty, add_clauses
 from helpers.tiers import DEEP
@@ -28,9 +29,7 @@ from equipoise.hal.conformance.executors.controlled import ControlledSubject
 from equipoise.hal.conformance.executors.processes import ProcessSubject
 from equipoise.hal.conformance.profile import Executor, Profile
 from equipoise.hal.conformance.property import Property, StatefulPrograms
-from equipoise.hal.conformance.result import Finding
 from equipoise.hal.conformance.runner import (
-    PropertyRun,
     RunOptions,
     plan_runs,
     run_properties,
@@ -187,7 +186,7 @@ def test_malformed_group_is_told_once_and_by_the_clause_of_methods(
     subject = ControlledSubject(BACKEND, MalformedLibrary(make=make))
     plan = plan_runs(PROPERTIES, {Executor.VIRTUAL: subject})
     options = RunOptions(Profile.CI, seed=0, cases=2)
-    (finding,) = run_properties(plan, options, Unobserved())
+    (finding,) = run_properties(plan, options, NullProgressListener())
     assert isinstance(finding.verdict, PropertyViolated)
     assert finding.verdict.clause == "M17"
     assert told in " ".join(finding.verdict.what.split())
@@ -219,23 +218,12 @@ class Fails(FixedCapacityGroup):
 def test_group_that_fails_is_played_on() -> None:
     subject = ControlledSubject(BACKEND, MalformedLibrary(make=Fails))
     plan = plan_runs(PROPERTIES, {Executor.VIRTUAL: subject})[:2]
-    findings = tuple(run_properties(plan, RunOptions(Profile.CI, seed=0, cases=1), Unobserved()))
+    findings = tuple(
+        run_properties(plan, RunOptions(Profile.CI, seed=0, cases=1), NullProgressListener())
+    )
     assert len(findings) == 2
     assert all("out of memory" in getattr(f.verdict, "what", "") for f in findings)
     assert {getattr(f.verdict, "clause", "") for f in findings} == {"M1"}
-
-
-class Unobserved:
-    """Watches nothing."""
-
-    def begin(self, total: int) -> None:
-        """So many are to come."""
-
-    def next(self, run: PropertyRun) -> None:
-        """One starts."""
-
-    def found(self, finding: Finding) -> None:
-        """It has ended."""
 
 
 @dataclass(frozen=True)

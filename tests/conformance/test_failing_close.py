@@ -5,6 +5,7 @@ from contextlib import closing
 import pytest
 from conformance.mutants.large_collectives import SumsOneBlock
 from conformance.mutants.subjects import gloo_with
+from helpers.fakes.null_progress_listener import NullProgressListener
 
 from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
 from equipoise.hal.conformance import suite
@@ -37,23 +38,10 @@ class CloseRaisesAndSumsOneBlock(CloseRaises, SumsOneBlock):
     """Has a second fault."""
 
 
-class Unwatched:
-    """Watches nothing."""
-
-    def begin(self, total: int) -> None:
-        pass
-
-    def next(self, run: PropertyRun) -> None:
-        pass
-
-    def found(self, finding: Finding) -> None:
-        pass
-
-
 def findings_of(communicator: type[GlooCommunicator]) -> list[Finding]:
     with closing(gloo_with(communicator=communicator)()) as subject:
         plan = [PropertyRun(suite.find(name), subject, Executor.RANKS) for name in NAMES]
-        return list(run_properties(plan, OPTIONS, Unwatched()))
+        return list(run_properties(plan, OPTIONS, NullProgressListener()))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What a run plays, and what it says of clauses whose capability is not declared."""
 
 import pytest
+from helpers.fakes.null_progress_listener import NullProgressListener
 
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.conformance import suite
@@ -35,23 +36,10 @@ class Accepting:
         pass
 
 
-class Silent:
-    """Shows no progress."""
-
-    def begin(self, total: int) -> None:
-        pass
-
-    def next(self, run: PropertyRun) -> None:
-        pass
-
-    def found(self, finding: Finding) -> None:
-        pass
-
-
 def finding_of(name: str, stream_lock: bool) -> Finding:
     run = PropertyRun(suite.find(name), Accepting(stream_lock), Executor.DEVICE)
     options = RunOptions(Profile.CI, seed=0, cases=1)
-    (finding,) = run_properties([run], options, Silent())
+    (finding,) = run_properties([run], options, NullProgressListener())
     return finding
 
 
@@ -79,7 +67,7 @@ def test_run_without_communicator_judges_device_by_itself() -> None:
         seed=0,
         cases=1,
     )
-    result = run.run(Silent())
+    result = run.run(NullProgressListener())
     assert result is not None
     assert {finding.executor for finding in result.findings} == {Executor.DEVICE}
     assert headline(result) == "conformance of cpu by itself, profile ci, seed 0"

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from helpers.fakes.null_progress_listener import NullProgressListener
 
 from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
 from equipoise.hal.conformance import suite
@@ -35,19 +36,6 @@ RUN = ConformanceRun(
 )
 
 
-class Unwatched:
-    """Watches nothing."""
-
-    def begin(self, total: int) -> None:
-        pass
-
-    def next(self, run: PropertyRun) -> None:
-        pass
-
-    def found(self, finding: Finding) -> None:
-        pass
-
-
 def level_of(prop: Property) -> Level | None:
     return LEVELS.get(prop.clauses[0])
 
@@ -60,7 +48,7 @@ def test_level_chooses_its_properties_of_the_families(level: Level) -> None:
 
 def test_level_is_judged_when_its_properties_are_played() -> None:
     run = dataclasses.replace(RUN, levels=(Level.ELASTIC,))
-    result = run.run(Unwatched())
+    result = run.run(NullProgressListener())
     assert result is not None
     statuses = {finding.level: finding.status for finding in result.levels()}
     assert statuses.pop(Level.ELASTIC) is LevelStatus.KEPT
@@ -76,7 +64,7 @@ def test_signatures_are_judged_first() -> None:
 def test_level_is_not_judged_when_a_family_of_it_is_left_out() -> None:
     """What was played of it held; the rest was not asked for."""
     run = dataclasses.replace(RUN, families=("timeouts",), levels=(Level.FAULT,))
-    result = run.run(Unwatched())
+    result = run.run(NullProgressListener())
     assert result is not None
     [fault] = [finding for finding in result.levels() if finding.level is Level.FAULT]
     assert fault.findings
@@ -117,7 +105,7 @@ def findings_on(subject: Subject, count: int, profile: Profile = Profile.CI) -> 
     claims = [prop for prop in suite.properties() if not missing_capability(prop, subject.traits)]
     plan = plan_runs(claims, {Executor.RANKS: subject})[:count]
     assert len(plan) == count
-    return list(run_properties(plan, RunOptions(profile, seed=0), Unwatched()))
+    return list(run_properties(plan, RunOptions(profile, seed=0), NullProgressListener()))
 
 
 def test_ranks_that_hang_are_judged_by_few_properties_and_few_plays() -> None:
@@ -163,11 +151,11 @@ def test_run_that_judges_nothing_is_bad_input() -> None:
     """It would end with 0, and "the contract is kept"."""
     nothing = dataclasses.replace(RUN, families=("overlap",), levels=(Level.ELASTIC,))
     with pytest.raises(UsageError, match="no property of the families overlap and the levels ela"):
-        nothing.run(Unwatched())
+        nothing.run(NullProgressListener())
 
 
 def test_interrupted_run_keeps_findings_of_properties_that_ended() -> None:
-    class Interrupting(Unwatched):
+    class Interrupting(NullProgressListener):
         """Interrupts the second property."""
 
         begun = 0
