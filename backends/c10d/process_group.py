@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from torch import distributed
 from torch.distributed import ProcessGroup, Store, distributed_c10d  # type: ignore[attr-defined]
@@ -52,8 +52,7 @@ def open_group(
                     world_size=size,
                     timeout=timedelta(seconds=timeout),
                 )
-            group: ProcessGroup = default_group.WORLD
-            return group
+            return cast(ProcessGroup, default_group.WORLD)
         finally:
             default_group.WORLD = default
             world.group_count, sys.excepthook = count, excepthook

@@ -7,12 +7,7 @@ import socket
 import time
 from datetime import timedelta
 
-from torch.distributed import (  # type: ignore[attr-defined]
-    DistError,
-    PrefixStore,
-    Store,
-    TCPStore,
-)
+from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import ControlPlaneLost

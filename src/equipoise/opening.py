@@ -153,8 +153,8 @@ class _Listening:
     def __init__(self, listener: Callable[[Event], object]) -> None:
         self._listener = listener
 
-    def emit(self, entry: Event) -> None:
-        self._listener(entry)
+    def emit(self, event: Event) -> None:
+        self._listener(event)
 
     def close(self) -> None:
         """Nothing of its own."""

@@ -93,7 +93,7 @@ def choice(words: type[StrEnum] | tuple[str, ...], expected: str = "") -> Kind:
     def read(value: object) -> str:
         if value not in tuple(words):
             raise ValueError(value)
-        return value if isinstance(words, tuple) else words(value)
+        return str(value) if isinstance(words, tuple) else words(value)
 
     names = tuple(map(str, words))
     return Kind(expected or " or ".join(names), read, read, metavar="|".join(names), words=names)

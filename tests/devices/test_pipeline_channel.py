@@ -103,7 +103,7 @@ def test_pipeline_tokens_equal_single_process_with_passing_stage(
         "parts": 1,
         "raises": [],
     }
-    answers = on_devices(ranks, network, stages.turns, 3, passing=passing, **arguments)
+    answers = on_devices(ranks, network, stages.run_stages, 3, passing=passing, **arguments)
     expected = stages.alone(3, sizes, in_flight, passing)
     assert [answer["error"] for answer in answers] == [""] * 3
     assert answers[0]["tokens"] == answers[-1]["tokens"] == expected

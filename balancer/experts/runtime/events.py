@@ -27,7 +27,7 @@ from equipoise.balancer.experts.placement import (
 Ids = npt.NDArray[np.int32]
 SlotReads: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
 """Layer, slot, and the slot of that layer that it is read from: int32 (moves,) each."""
-NO_READS: SlotReads = (np.empty(0, np.int32),) * 3
+NO_READS: SlotReads = np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32)
 COMMITTED = "committed"
 """Outcome of a rebalance that changed slots."""
 UNCHANGED = "unchanged"

@@ -58,14 +58,14 @@ ALL_ROWS = torch.iinfo(torch.int32).max
 class RebalanceCounter:
     """Counts rebalances that were not aborted."""
 
-    def emit(self, entry: Event) -> None:
+    def emit(self, event: Event) -> None:
         """See `EventSink`."""
-        if not isinstance(entry, RebalanceMeasured):
+        if not isinstance(event, RebalanceMeasured):
             return
-        match entry.record.outcome:
+        match event.record.outcome:
             case events.COMMITTED:
                 COUNTERS.add("rebalances")
-                COUNTERS.add("moved_slots", entry.record.copies)
+                COUNTERS.add("moved_slots", event.record.copies)
             case events.UNCHANGED:
                 COUNTERS.add("unchanged_rebalances")
 

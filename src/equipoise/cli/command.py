@@ -166,7 +166,9 @@ class Parser(argparse.ArgumentParser):
         for action, text in self._rare:
             action.help = text
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # typeshed overloads it
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
         """See argparse; raises UsageError for what this command does not know.
 
         Here, and not in `parse_args`: a command is parsed by a parser of its own, which alone has

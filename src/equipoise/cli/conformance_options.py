@@ -99,7 +99,7 @@ def resolve_conformance_request(
     it is judged on, and the control plane and signatures are those of whoever wrote its adapter.
     An expert-parallel library is judged by its own family alone.
     """
-    values = dict(file) | dict(command_line)
+    values: dict[str, Any] = {**file, **command_line}
     if "expert_parallel" in values:
         values = {"only": families_of(RunTarget.LIBRARY)} | values | {"target": RunTarget.LIBRARY}
     elif "communicator" in values and not values.keys() & {"backend", "schedule_from"}:

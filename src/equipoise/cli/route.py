@@ -253,6 +253,7 @@ def policy_server_address(text: str | None) -> PolicyServerAddress | None:
     """Of `HOST:PORT`; None: there is none. Raises UsageError where it is no such text."""
     if text is None:
         return None
+    parts = urlsplit("")
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port

@@ -61,7 +61,8 @@ def _load_of_yaml(value: object) -> object:
 
 def _slots_of_text(text: str) -> int | tuple[int, ...]:
     numbers = tuple(int(word) for word in text.split(","))
-    return numbers if len(numbers) > 1 else numbers[0]
+    first, *others = numbers
+    return numbers if others else first
 
 
 def _slots_of_yaml(value: object) -> int | tuple[int, ...]:

@@ -172,7 +172,7 @@ ReadGuard = Callable[[int, int], AbstractContextManager[None]]
 class ForwardClock(Protocol):
     """Says which forward is being computed."""
 
-    turn: int
+    forward_number: int
 
 
 class ExpertParallel:
@@ -208,7 +208,7 @@ class ExpertParallel:
 
     def __call__(self, layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
         """See `equipoise.demo.model.MoeLayer`."""
-        slots = self._router.route(layer, self._clock.turn, expert_ids)
+        slots = self._router.route(layer, self._clock.forward_number, expert_ids)
         compute, generation = partial(self._compute, layer), self._generation(layer)
         return combine_in_order(
             self._dispatcher.dispatch_and_combine(layer, x, slots, generation, compute), gates
@@ -221,7 +221,7 @@ class ExpertParallel:
         counts = torch.bincount(slots, minlength=local)[:local].tolist()
         by_slot = by_slot[: sum(counts)]
         self._received(layer, sum(counts))
-        with self._reading(layer, self._clock.turn):
+        with self._reading(layer, self._clock.forward_number):
             return self._by_slot(layer, rows, by_slot, counts)
 
     def _by_slot(self, layer: int, rows: Tensor, by_slot: Tensor, counts: list[int]) -> Tensor:

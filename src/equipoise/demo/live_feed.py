@@ -45,12 +45,12 @@ class LiveFeed:
 
     Args:
         send: gets each message; called on the thread of the event sinks, and may block there.
-        turns: forwards of a step, which the engine counts.
+        forwards_per_step: forward passes of a step, which the engine counts.
     """
 
-    def __init__(self, send: Callable[[LiveMessage], None], turns: int) -> None:
+    def __init__(self, send: Callable[[LiveMessage], None], forwards_per_step: int) -> None:
         self._send = send
-        self._turns = turns
+        self._forwards_per_step = forwards_per_step
         self._request: RunningRequest | None = None
         self._announced: set[int] = set()
 
@@ -73,7 +73,7 @@ class LiveFeed:
                 self._send({"live": "step", "step": step, "seconds": end - begin})
             case BatchSampled(step, counts, layout, shape, rank_rows):
                 rows = rank_rows(counts, layout, shape, step).tolist()
-                step //= self._turns
+                step //= self._forwards_per_step
                 self._send({"live": "load", "step": step, "rank_rows": rows, "text": self._text()})
             case StateChanged(_, _, state, rebalance):
                 self._send({"live": "state", "state": state, "rebalance": rebalance})
@@ -114,7 +114,7 @@ class LiveFeed:
         return {
             "live": "ended",
             "rebalance": record.number,
-            "step": record.ended_at // self._turns,
+            "step": record.ended_at // self._forwards_per_step,
             "outcome": record.outcome,
             "copies": record.copies,
             "bytes": record.bytes_moved,

@@ -41,7 +41,7 @@ class StageContext:
     Attributes:
         grid: roles of the ranks.
         rank: this one, of the run.
-        micro_batches: into which a step's requests are divided, and so turns in flight.
+        micro_batches: into which a step's requests are divided: as many are in flight.
         ends: of its edges.
         accelerator: makes events.
         slices: ranks that serve the same requests; None where there is one.
@@ -82,9 +82,9 @@ def column_pipeline(
     Args:
         grid: roles of the ranks.
         rank: of the run.
-        traffic: says how many rows there can be in one turn.
+        traffic: says how many rows there can be in one micro-batch.
         hidden: width of the model.
-        micro_batches: turns in flight.
+        micro_batches: how many are in flight.
         name: no two pipelines of a run have one name.
     """
     schedulers = grid.data_parallel_size * micro_batches
@@ -104,7 +104,11 @@ def column_pipeline(
 @contextmanager
 def open_stage(run_context: RunContext, name: str) -> Iterator[StageContext]:
     """The rank's way through a pass, with its edges and communicators; collective of all ranks."""
-    grid, rank, turns = run_context.grid, run_context.rank, run_context.settings.turns
+    grid, rank, micro_batches = (
+        run_context.grid,
+        run_context.rank,
+        run_context.settings.forwards_per_step,
+    )
     members = grid.slices(rank)
     communicators = [
         run_context.run_fabric.open(f"{name}.{purpose} of {members[0]}", members)
@@ -119,12 +123,14 @@ def open_stage(run_context: RunContext, name: str) -> Iterator[StageContext]:
         slice_group=SliceGroup(communicators[0], communicators[1]) if communicators else None,
     )
     hidden = run_context.weights.config.hidden
-    pipeline = column_pipeline(grid, rank, run_context.traffic, hidden, turns, f"{name}, column")
+    pipeline = column_pipeline(
+        grid, rank, run_context.traffic, hidden, micro_batches, f"{name}, column"
+    )
     ends = open_stage_channels(pipeline, place)
     yield StageContext(
         grid,
         rank,
-        turns,
+        micro_batches,
         ends,
         run_context.accelerator,
         communicators[2] if communicators else None,
@@ -136,7 +142,7 @@ def open_stage(run_context: RunContext, name: str) -> Iterator[StageContext]:
 
 @dataclass
 class _UnderWay:
-    """A turn's rows, and its logits where they are computed: float32 [rows, vocabulary]."""
+    """Rows of a micro-batch, and its logits where computed: float32 [rows, vocabulary]."""
 
     batch: Batch
     logits: Tensor | None = None
@@ -227,14 +233,14 @@ class ModelStage:
             yield
 
     def forward(
-        self, turn: MicroBatch, handed: AsyncIntermediateTensors | None
+        self, micro_batch: MicroBatch, inputs: AsyncIntermediateTensors | None
     ) -> Mapping[str, Tensor]:
         """See `Stage`."""
-        self.meter.step, micro = divmod(turn.number, self.context.micro_batches)
-        self.meter.turn = turn.number
-        under_way, cache = self._under_way[turn.number], self._caches[micro]
+        self.meter.step, micro = divmod(micro_batch.number, self.context.micro_batches)
+        self.meter.forward_number = micro_batch.number
+        under_way, cache = self._under_way[micro_batch.number], self._caches[micro]
         plan = plan_rows(under_way.batch, cache)
-        x = self._decoder.embed(plan, cache) if handed is None else handed[HIDDEN]
+        x = self._decoder.embed(plan, cache) if inputs is None else inputs[HIDDEN]
         layers = range(self.serving.weights.config.layers)
         x = self._decoder.run_layers(layers, x, plan, cache, self._counting)
         if not self.context.is_last:
@@ -242,14 +248,14 @@ class ModelStage:
         under_way.logits = self._decoder.head(x)
         return {SAMPLED_TOKENS: _sampled(under_way.batch, under_way.logits)}
 
-    def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
+    def end(self, micro_batch: MicroBatch, tokens: Tensor | None) -> None:
         """See `Stage`."""
-        step, micro = divmod(turn.number, self.context.micro_batches)
-        under_way, scheduler = self._under_way.pop(turn.number), self._schedulers[micro]
+        step, micro = divmod(micro_batch.number, self.context.micro_batches)
+        under_way, scheduler = self._under_way.pop(micro_batch.number), self._schedulers[micro]
         if under_way.logits is not None:
             scheduler.add_logits(under_way.batch, under_way.logits.cpu())
         else:
-            token_ids = [0] * turn.sequences if tokens is None else tokens.tolist()
+            token_ids = [0] * micro_batch.sequences if tokens is None else tokens.tolist()
             scheduler.add_tokens(under_way.batch, token_ids)
         if micro == self.context.micro_batches - 1:
             self._close_step(step)

@@ -219,8 +219,8 @@ def _open_run(
         check_same_placement(
             layout, fabric.open("placement"), accelerator.device, rendezvous.deadline
         )
-    turns = 1 if grid.data_parallel_only else settings.turns
-    live = LiveFeed(progress.live, turns) if settings.live and rank == 0 else None
+    forwards_per_step = 1 if grid.data_parallel_only else settings.forwards_per_step
+    live = LiveFeed(progress.live, forwards_per_step) if settings.live and rank == 0 else None
     observers = Observers(settings, rank, live)
     return RunContext(
         settings,
@@ -310,10 +310,12 @@ def _rebalances(
 ) -> tuple[tuple[Rebalance, ...], Counter[str]]:
     """How each ended, on every stage, and how many were aborted for what; they travel as JSON."""
     records = {record.number: record for record in pass_result.spans.rebalances}
-    turns = 1 if run_context.grid.data_parallel_only else run_context.settings.turns
+    forwards_per_step = (
+        1 if run_context.grid.data_parallel_only else run_context.settings.forwards_per_step
+    )
     own_rebalances = [
         replace(
-            _rebalance(report, records.get(report.number), turns),
+            _rebalance(report, records.get(report.number), forwards_per_step),
             moves=_moves(run_context, pass_result.spans.copies.get(report.number, ())),
         )
         for report in pass_result.reports
@@ -334,12 +336,14 @@ def _rebalances(
     ), aborts
 
 
-def _rebalance(report: RebalanceReport, record: RebalanceRecord | None, turns: int) -> Rebalance:
-    """The engine counts forwards, of which a step has `turns`."""
+def _rebalance(
+    report: RebalanceReport, record: RebalanceRecord | None, forwards_per_step: int
+) -> Rebalance:
+    """The engine counts forwards, of which a step has `forwards_per_step`."""
     return Rebalance(
         number=report.number,
-        opened_at=report.opened_at // turns,
-        step=report.step // turns,
+        opened_at=report.opened_at // forwards_per_step,
+        step=report.step // forwards_per_step,
         outcome=report.outcome,
         copies=report.copies,
         bytes_moved=report.bytes_moved,

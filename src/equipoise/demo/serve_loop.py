@@ -51,9 +51,9 @@ class PassMeasurements:
 
     `rows` int64 [steps, layers]: rows computed here; `experts` int64 [steps, layers, experts]:
     rows that this rank's tokens asked of each expert; `seconds` float64 [steps]. `step` is the one
-    that is being counted, and `turn` the forward: one a step, where a step has one. Layers are
-    the model's; this rank's are numbered from `first` on. `routing` records the experts of every
-    token, where that is asked for.
+    that is being counted, and `forward_number` the number of the forward pass: one a step, or
+    several. Layers are the model's; this rank's are numbered from `first` on. `routing` records
+    the experts of every token, where that is asked for.
     """
 
     rows: Counts
@@ -61,7 +61,7 @@ class PassMeasurements:
     seconds: np.ndarray[tuple[int], np.dtype[np.float64]]
     first: int = 0
     step: int = 0
-    turn: int = 0
+    forward_number: int = 0
     routing: RoutingRecorder | None = None
 
     @staticmethod
@@ -150,7 +150,7 @@ class ServeLoop:
             VoteOutcomeUnknown: the balancer could not learn the outcome of a vote.
         """
         for step in range(self.traffic.steps):
-            self.meter.step = self.meter.turn = step
+            self.meter.step = self.meter.forward_number = step
             began = now()
             self._step(step)
             end = now()

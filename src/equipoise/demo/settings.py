@@ -245,7 +245,7 @@ class RunSettings:
         return self.ranks // self.pipeline_ranks
 
     @property
-    def turns(self) -> int:
+    def forwards_per_step(self) -> int:
         """Forwards of a step: micro-batches, where there are stages."""
         return self.micro_batches or self.pipeline_ranks
 

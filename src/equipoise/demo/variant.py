@@ -246,7 +246,8 @@ def _carrier(
         slots_per_rank=shape.slots_per_rank,
         experts=0,
         max_tokens=max_rows(
-            run_context.traffic, run_context.grid.data_parallel_size * run_context.settings.turns
+            run_context.traffic,
+            run_context.grid.data_parallel_size * run_context.settings.forwards_per_step,
         ),
         top_k=config.top_k,
         payloads=[row],
@@ -380,18 +381,18 @@ def _fill(
 
 def balancer_config(run_context: RunContext, variant: Variant) -> BalancerConfig:
     """As asked for; two sub-windows a window where that is even. The engine counts forwards."""
-    settings, turns = (
+    settings, forwards_per_step = (
         run_context.settings,
-        1 if run_context.grid.data_parallel_only else run_context.settings.turns,
+        1 if run_context.grid.data_parallel_only else run_context.settings.forwards_per_step,
     )
     half = settings.window_size // 2
     halves = settings.window_size % 2 == 0 and settings.step_interval % half == 0
     return BalancerConfig(
         name=variant.name,
         shares=ShareMode(variant.name) if variant.balanced else ShareMode.STATIC,
-        window_size=settings.window_size * turns,
-        step_interval=settings.step_interval * turns,
-        sub_window=(half if halves else 1) * turns,
+        window_size=settings.window_size * forwards_per_step,
+        step_interval=settings.step_interval * forwards_per_step,
+        sub_window=(half if halves else 1) * forwards_per_step,
         # The other share modes do not divide a batch.
         locality=settings.locality if variant.name is VariantName.EXACT else Locality.ANY,
         routing_rule=settings.routing_rule,
@@ -403,11 +404,11 @@ def balancer_config(run_context: RunContext, variant: Variant) -> BalancerConfig
             headroom=settings.headroom,
         ),
         min_gain=settings.min_gain,
-        max_stalled_steps=settings.max_stalled_steps * turns,
+        max_stalled_steps=settings.max_stalled_steps * forwards_per_step,
         slots_per_message=settings.slots_per_message,
         layer_updates_per_iter=settings.layer_updates_per_iter,
         nodes=settings.nodes,
         log_balancedness=settings.log_balancedness,
-        log_balancedness_interval=settings.log_balancedness_interval * turns,
+        log_balancedness_interval=settings.log_balancedness_interval * forwards_per_step,
         timeout=run_context.serving.deadline,
     )

@@ -35,9 +35,9 @@ class Toy:
     Args:
         stage: which one this is.
         stages: of how many.
-        sizes: sequences of each turn.
-        in_flight: turns between a token and the step that it goes into.
-        raises_at: the turn whose forward raises; -1 for none.
+        sizes: sequences of each micro-batch.
+        in_flight: micro-batches between a token and the step that it goes into.
+        raises_at: the micro-batch whose forward raises; -1 for none.
         device: where it computes.
         passing: stages between two others that hand on what came, where it came.
     """
@@ -70,29 +70,29 @@ class Toy:
         return self._recorded_call(number)
 
     def forward(
-        self, turn: MicroBatch, handed: AsyncIntermediateTensors | None
+        self, micro_batch: MicroBatch, inputs: AsyncIntermediateTensors | None
     ) -> Mapping[str, Tensor]:
-        if turn.number == self._raises_at:
+        if micro_batch.number == self._raises_at:
             raise RuntimeError(f"stage {self._stage} cannot")
-        if self._passes_on and handed is not None:
-            return {"hidden": handed["hidden"], "residual": handed["residual"]}
-        x = self._first(turn) if handed is None else handed["hidden"] + handed["residual"]
+        if self._passes_on and inputs is not None:
+            return {"hidden": inputs["hidden"], "residual": inputs["residual"]}
+        x = self._first(micro_batch) if inputs is None else inputs["hidden"] + inputs["residual"]
         hidden = (x * 31 + self._stage + 1) % PRIME
         if not self._last:
             return {"hidden": hidden, "residual": hidden // 3}
-        return {SAMPLED_TOKENS: (hidden.view(turn.sequences, 2, WIDTH).sum((1, 2)) % PRIME)}
+        return {SAMPLED_TOKENS: (hidden.view(micro_batch.sequences, 2, WIDTH).sum((1, 2)) % PRIME)}
 
-    def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
-        self.calls.append(f"end {turn.number}")
+    def end(self, micro_batch: MicroBatch, tokens: Tensor | None) -> None:
+        self.calls.append(f"end {micro_batch.number}")
         if tokens is not None:
-            self.tokens[turn.number] = tokens.tolist()
+            self.tokens[micro_batch.number] = tokens.tolist()
 
-    def _first(self, turn: MicroBatch) -> Tensor:
-        """Rows made of the tokens of the micro-batch's last turn, as far as it had sequences."""
-        last_tokens = self.tokens.get(turn.number - self._in_flight, [])
-        tokens = (last_tokens + [7] * turn.sequences)[: turn.sequences]
+    def _first(self, micro_batch: MicroBatch) -> Tensor:
+        """Rows made of the tokens of the micro-batch's predecessor, as far as it had sequences."""
+        last_tokens = self.tokens.get(micro_batch.number - self._in_flight, [])
+        tokens = (last_tokens + [7] * micro_batch.sequences)[: micro_batch.sequences]
         rows = torch.tensor(tokens, dtype=torch.int64).repeat_interleave(2)
-        first = rows[:, None] * torch.arange(1, WIDTH + 1) + turn.number
+        first = rows[:, None] * torch.arange(1, WIDTH + 1) + micro_batch.number
         return first.to(self._device)
 
     @contextmanager
@@ -105,21 +105,21 @@ class Toy:
 def alone(
     stages: int, sizes: Sequence[int], in_flight: int, passing: Sequence[int] = ()
 ) -> list[list[int]]:
-    """The tokens of every turn, by one process that hands nothing over."""
+    """The tokens of every micro-batch, by one process that hands nothing over."""
     toys = [Toy(n, stages, sizes, in_flight, passing=passing) for n in range(stages)]
     for number in range(len(sizes)):
-        handed: AsyncIntermediateTensors | None = None
-        turn = MicroBatch(number, 2 * sizes[number], sizes[number])
+        inputs: AsyncIntermediateTensors | None = None
+        micro_batch = MicroBatch(number, 2 * sizes[number], sizes[number])
         for toy in toys:
-            handed = AsyncIntermediateTensors(dict(toy.forward(turn, handed)))
-        assert handed is not None
+            inputs = AsyncIntermediateTensors(dict(toy.forward(micro_batch, inputs)))
+        assert inputs is not None
         for toy in (toys[0], toys[-1]):
-            toy.end(turn, handed[SAMPLED_TOKENS])
+            toy.end(micro_batch, inputs[SAMPLED_TOKENS])
     return [toys[0].tokens[number] for number in range(len(sizes))]
 
 
 class Watching(Toy):
-    """A toy that looks at how many receives of tokens are posted whenever a turn begins."""
+    """A toy that looks at how many receives of tokens are posted whenever a micro-batch begins."""
 
     ends = StageChannels()
 
@@ -131,7 +131,7 @@ class Watching(Toy):
 
 
 def receives_of_tokens(fabric: Fabric, sizes: list[int], serial: bool) -> Any:
-    """How many are posted at the beginning of each turn; groups may take turns."""
+    """How many are posted at the beginning of each micro-batch; groups may take turns."""
     rank, stages, in_flight = fabric.control.rank, fabric.control.size, 3
     with place(fabric, deadline=WATCHDOG) as at:
         fields = [RowField(name, (WIDTH,), torch.int64) for name in ("hidden", "residual")]
@@ -153,7 +153,7 @@ def receives_of_tokens(fabric: Fabric, sizes: list[int], serial: bool) -> Any:
         return [int(call) for call in toy.calls if call.isdigit()]
 
 
-def turns(
+def run_stages(
     fabric: Fabric,
     sizes: list[int],
     in_flight: int,

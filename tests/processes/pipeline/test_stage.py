@@ -1,4 +1,4 @@
-"""Stages that take turns: as one process would, with several turns under way."""
+"""Stages that compute in a pipeline: as one process would, with several micro-batches in flight."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def test_pipeline_samples_same_tokens_as_one_process(
     ranks: Ranks, sizes: list[int], count: int, in_flight: int, depth: int
 ) -> None:
     answers = ranks.run(
-        stages.turns, count, sizes=sizes, in_flight=in_flight, depth=depth, parts=1, raises=[]
+        stages.run_stages, count, sizes=sizes, in_flight=in_flight, depth=depth, parts=1, raises=[]
     )
     expected = stages.alone(count, sizes, in_flight)
     assert [answer["error"] for answer in answers] == [""] * count
@@ -40,7 +40,7 @@ def test_stage_that_forwards_received_tensors_keeps_tokens(
         "parts": 1,
         "raises": [],
     }
-    answers = ranks.run(stages.turns, 3, passing=[1], **options)
+    answers = ranks.run(stages.run_stages, 3, passing=[1], **options)
     assert [answer["error"] for answer in answers] == [""] * 3
     assert answers[0]["tokens"] == stages.alone(3, sizes, in_flight, [1])
 
@@ -51,7 +51,7 @@ def test_stages_of_two_ranks_hand_over_slices(
     ranks: Ranks, sizes: list[int], in_flight: int
 ) -> None:
     answers = ranks.run(
-        stages.turns, 4, sizes=sizes, in_flight=in_flight, depth=2, parts=2, raises=[]
+        stages.run_stages, 4, sizes=sizes, in_flight=in_flight, depth=2, parts=2, raises=[]
     )
     expected = stages.alone(2, sizes, in_flight)
     assert [answer["error"] for answer in answers] == [""] * 4
@@ -61,7 +61,7 @@ def test_stages_of_two_ranks_hand_over_slices(
 def test_middle_stage_gathers_and_compares_without_mixing(ranks: Ranks) -> None:
     """Each new number of rows is compared while rows of others are gathered."""
     sizes = list(range(1, 13))
-    answers = ranks.run(stages.turns, 6, sizes=sizes, in_flight=3, depth=3, parts=2, raises=[])
+    answers = ranks.run(stages.run_stages, 6, sizes=sizes, in_flight=3, depth=3, parts=2, raises=[])
     assert [answer["error"] for answer in answers] == [""] * 6
     assert [answer["tokens"] for answer in answers[:2]] == [stages.alone(3, sizes, 3)] * 2
 
@@ -69,7 +69,7 @@ def test_middle_stage_gathers_and_compares_without_mixing(ranks: Ranks) -> None:
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_stage_turn_begins_after_the_turn_it_depends_on(ranks: Ranks, in_flight: int) -> None:
     for answer in ranks.run(
-        stages.turns, 2, sizes=[2] * 6, in_flight=in_flight, depth=3, parts=1, raises=[]
+        stages.run_stages, 2, sizes=[2] * 6, in_flight=in_flight, depth=3, parts=1, raises=[]
     ):
         calls = answer["calls"]
         assert [c for c in calls if "end" in c] == [f"end {n}" for n in range(6)]
@@ -95,7 +95,7 @@ def test_stage_posts_token_receives_ahead_unless_serial(
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_failing_stage_ends_all_stages_and_alone_reports_cause(ranks: Ranks, stage: int) -> None:
     answers = ranks.run(
-        stages.turns,
+        stages.run_stages,
         3,
         deadline=3.0,
         sizes=[2] * 8,

@@ -54,7 +54,7 @@ ENGINE = BalancerConfig(
 
 @dataclass
 class Clock:
-    turn: int = 0
+    forward_number: int = 0
 
 
 def sequences(numbers: list[int], start: int, stop: int) -> tuple[Sequence, ...]:

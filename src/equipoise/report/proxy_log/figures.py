@@ -61,7 +61,8 @@ def worker_loads(log: ProxyLog, moments: int = MOMENTS) -> WorkerLoads | None:
         return None
     begin, active = log.begin, ActiveTime.of(log.requests)
     step = max(active.seconds, 1e-9) / moments
-    times = active.times(np.asarray((np.arange(moments) + 0.5) * step)) - begin
+    middles = np.arange(moments, dtype=np.float64) + 0.5
+    times = active.times(middles * step) - begin
     columns = [
         _load([request for request in requests if request.bound_at is not None], begin, times)
         for requests in log.by_worker.values()

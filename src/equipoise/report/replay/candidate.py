@@ -56,6 +56,7 @@ class ShareUpdates(Protocol):
 
     def new_shares(self, load: Load, layout: Layout) -> Shares | None:
         """From the load of a sub-window; None to keep those of the layout."""
+        ...
 
 
 class Candidate(Protocol):
@@ -64,38 +65,48 @@ class Candidate(Protocol):
     @property
     def name(self) -> str:
         """For people, unique among those that are replayed."""
+        ...
 
     @property
     def engine(self) -> str:
         """Whose balancer it is; empty without one."""
+        ...
 
     @property
     def shape(self) -> ExpertShape:
         """Numbers of layers, experts, slots and ranks."""
+        ...
 
     @property
     def cadence(self) -> Cadence | None:
         """When it plans; None: never."""
+        ...
 
     @property
     def sub_windows(self) -> int:
         """Into how many sums the window is divided."""
+        ...
 
     @property
     def collective(self) -> bool:
         """Whether ranks exchange counts in every layer and step, which is not priced."""
+        ...
 
     def start(self) -> Layout:
         """What is installed at first."""
+        ...
 
     def plan(self, load: WindowLoad, installed: Layout) -> ProposedLayout:
         """The next layout."""
+        ...
 
     def rule(self, layout: Layout, has_tokens: bool) -> RankRowsRule:
         """How rows come to ranks under a layout."""
+        ...
 
     def share_updates(self) -> ShareUpdates | None:
         """New ones, to be told of every sub-window; None where shares only change with a plan."""
+        ...
 
 
 @dataclass(frozen=True)

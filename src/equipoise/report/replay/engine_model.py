@@ -53,16 +53,19 @@ class DispatchRule(Protocol):
     @property
     def name(self) -> str:
         """As the engine's option calls it."""
+        ...
 
     @property
     def split(self) -> SplitKind:
         """What `parts` are."""
+        ...
 
     def parts(self, placement: Placement, shape: ExpertShape) -> Parts:
         """Parts that slots get if all ranks send equally many rows of every expert.
 
         Raises `NotImplementedError` where the split is `BY_BATCH`.
         """
+        ...
 
     def route(
         self,
@@ -83,6 +86,7 @@ class DispatchRule(Protocol):
             layer: place of the layer.
             step: number of the step, which seeds what the engine draws at random.
         """
+        ...
 
 
 class Planner(Protocol):
@@ -90,6 +94,7 @@ class Planner(Protocol):
 
     def __call__(self, load: WindowLoad, installed: Placement, shape: ExpertShape) -> Placement:
         """The next placement, int32 (layers, slots)."""
+        ...
 
 
 @dataclass(frozen=True)

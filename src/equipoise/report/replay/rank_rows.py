@@ -37,9 +37,11 @@ class RankRowsRule(Protocol):
 
     def rank_rows(self, block: StepBlock, places: Places) -> StepRows:
         """Of these steps of the block."""
+        ...
 
     def slot_parts(self) -> Parts:
         """Part of its expert's rows that each slot gets, roughly, (layers, slots)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,10 +75,12 @@ class StepPrice(Protocol):
     @property
     def in_seconds(self) -> bool:
         """Whether it is seconds of experts alone; else a step on balanced ranks is 1."""
+        ...
 
     @property
     def source(self) -> str:
         """What it rests on, for people."""
+        ...
 
     def steps(self, rows: StepRows, odds: SlotOdds) -> Reals:
         """(steps,): time, NaN for a step without rows.
@@ -87,6 +89,7 @@ class StepPrice(Protocol):
             rows: of the ranks, (steps, layers, ranks).
             odds: of slots, in the same steps.
         """
+        ...
 
 
 @dataclass(frozen=True)

@@ -92,29 +92,36 @@ class StepSource(Protocol):
     @property
     def layers(self) -> tuple[int, ...]:
         """The model's numbers of the layers."""
+        ...
 
     @property
     def experts(self) -> int:
         """Of a layer."""
+        ...
 
     @property
     def steps(self) -> int | None:
         """How many there are; None where only reading says it."""
+        ...
 
     @property
     def first(self) -> int:
         """Step of the trace that the steps begin with."""
+        ...
 
     @property
     def every(self) -> int:
         """One of so many steps is enough to evaluate, evenly spaced."""
+        ...
 
     @property
     def description(self) -> str:
         """What a step is, for people."""
+        ...
 
     def blocks(self) -> Iterator[StepBlock]:
         """All steps, in order."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,7 @@ class _LayerSwaps:
 
         With the last of the allowed swaps, those before it, since the engine does not look again.
         """
+        rows = float(self._rows.max())
         for _ in range(_MOST_SWAPS):
             order = np.argsort(self._rows, kind="stable")
             fullest = int(order[-1])
