@@ -197,7 +197,6 @@ class Violation(EquipoiseError):
         clause: identifier in `docs/contract.md`.
         expired: whether the case ended only when a long deadline had passed.
         ends_search: whether nothing that is played on the device from now on means anything.
-        only_closing: whether everything held but the closing of communicators afterwards.
     """
 
     def __init__(self, clause: str, what: str, ends_search: bool = False) -> None:
@@ -205,7 +204,10 @@ class Violation(EquipoiseError):
         self.clause = clause
         self.expired = False
         self.ends_search = ends_search
-        self.only_closing = False
+
+
+class ClosingFailed(Violation):
+    """Everything of a case held; then a communicator failed to close (E5)."""
 
 
 class FormatError(EquipoiseError):

@@ -13,7 +13,7 @@ from equipoise.hal.conformance.fixtures.strategies import MAX_STEERED_CHOICES, s
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import ProgramStrategy, Property, StatefulPrograms
 from equipoise.hal.conformance.subject import NotJudgeable, Subject, missing_capability
-from equipoise.hal.errors import Violation
+from equipoise.hal.errors import ClosingFailed, Violation
 
 RULES = 20
 """Rules that a machine applies to compose one program."""
@@ -155,7 +155,7 @@ class _Trial:
             case,
             self.played,
             self.expired_plays,
-            violation.only_closing,
+            isinstance(violation, ClosingFailed),
         )
 
 

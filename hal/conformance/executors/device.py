@@ -37,7 +37,10 @@ WATCHDOG = 60.0
 
 
 def play_threads(prop: Property, case: Case, ctx: RankContext) -> list[Any]:
-    """What each thread returned. Raises what the first of them raised, or `Violation` of C8."""
+    """What each thread returned. Raises the first error of a thread, or `Violation` of C8.
+
+    The first in time: a thread that waits for one that failed fails, too, by its wait.
+    """
     if prop.threads == 1:
         return [play_to_end(prop.play(ctx, case.program))]
     answers: dict[int, Any] = {}
@@ -56,7 +59,7 @@ def play_threads(prop: Property, case: Case, ctx: RankContext) -> list[Any]:
     for thread in threads:
         thread.join(WATCHDOG)
     if errors:
-        raise errors[min(errors)]
+        raise next(iter(errors.values()))
     if len(answers) < prop.threads:
         raise Violation("C8", f"a host of {prop.name} did not end within {WATCHDOG:g} s")
     return [answers[number] for number in range(prop.threads)]

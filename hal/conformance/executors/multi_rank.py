@@ -21,7 +21,7 @@ from equipoise.hal.conformance.executors.worker_pool import OnRankExit
 from equipoise.hal.conformance.program import Case, case_to_json
 from equipoise.hal.conformance.property import DeadlineLength, Property, Traits
 from equipoise.hal.conformance.subject import compare_answers, to_violation
-from equipoise.hal.errors import Violation
+from equipoise.hal.errors import ClosingFailed, Violation
 
 LOG = logging.getLogger(__name__)
 GROUP_SIZES = (1, 2, 3, 4, 5, 8)
@@ -199,9 +199,7 @@ class MultiRankSubject:
                     raise self._timed(to_violation(prop, error), began) from error
                 replayed = True
         if self._failed_close is not None:
-            violation = self._timed(Violation(CLOSING, self._failed_close), began)
-            violation.only_closing = True
-            raise violation
+            raise self._timed(ClosingFailed(CLOSING, self._failed_close), began)
         return reported
 
     def _timed(self, violation: Violation, began: float) -> Violation:

@@ -1,11 +1,17 @@
 """A device with a stream that stands still: the case that stopped it is reported, and no other."""
 
+import threading
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from equipoise.backends.cpu import stream
 from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.executors.device import DeviceSubject
+from equipoise.hal.conformance.context import Play, RankContext
+from equipoise.hal.conformance.executors.device import DeviceSubject, play_threads
+from equipoise.hal.conformance.program import Case, Program
 from equipoise.hal.conformance.search import (
     PropertyHeld,
     PropertyNotJudged,
@@ -13,7 +19,7 @@ from equipoise.hal.conformance.search import (
     SearchSettings,
     search,
 )
-from equipoise.hal.errors import StreamTimeout
+from equipoise.hal.errors import StreamTimeout, Violation
 from equipoise.hal.stream import Role
 
 FIRST = suite.find("launches-run-in-the-order-that-streams-and-events-give")
@@ -84,3 +90,22 @@ def test_missing_method_breaks_signatures_and_bug_of_backend_does_not(
     assert isinstance(verdict, PropertyViolated)
     assert verdict.clause == clause
     assert verdict.what.startswith(what)
+
+
+def test_first_error_of_threads_is_raised_not_that_of_who_waited() -> None:
+    failed = threading.Event()
+
+    def play(ctx: RankContext, _: Program) -> Play:
+        if ctx.thread == 1:
+            try:
+                raise Violation("K3", "cause")
+            finally:
+                failed.set()
+        threading.Event().wait(0.05 if failed.wait(10.0) else 0.0)
+        raise Violation("C8", "what host 1 was to do never came")
+        yield
+
+    absent: Any = None
+    ctx = RankContext(0, 1, 0, absent, absent, None, 1.0, 1.0, absent)
+    with pytest.raises(Violation, match="cause"):
+        play_threads(replace(FIRST, threads=2, play=play), Case(Program(())), ctx)
