@@ -130,7 +130,7 @@ def warn_of_dropped_layers(path: Path, statistics: "ExpertStatistics") -> None:
         from equipoise.balancer.experts.placement import format_ranges
 
         layers = format_ranges(list(statistics.empty_layers))
-        warn(f"{path}: layers {layers} have no rows, as dense ones: they are left out")
+        warn(f"{path}: no rows in layers {layers} (dense?): they are left out")
 
 
 def load_placement(flag: str, path: Path, ranks: int | None) -> "ExpertPlacement":

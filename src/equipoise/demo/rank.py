@@ -46,6 +46,7 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for_rank
 from equipoise.hal.communicator import Communicator, Fabric, Rendezvous
 from equipoise.hal.control_plane import ControlPlane
+from equipoise.hal.errors import OperationTimeout, StreamTimeout
 from equipoise.hal.stream import Role
 from equipoise.hal.subgroup import SubgroupFabric
 from equipoise.machine import describe_machine
@@ -186,11 +187,15 @@ def _close_run(run_context: RunContext) -> None:
 
 @contextmanager
 def _explain_failures(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
-    """Whatever fails in here is explained by the loss of a rank, where there was one."""
+    """Whatever fails in here is explained by the loss of a rank, or by the deadline."""
     try:
         yield
     except Exception as error:
-        raise blame(control, error, settings.deadline * ATTRIBUTION_SHARE) from error
+        cause = blame(control, error, settings.deadline * ATTRIBUTION_SHARE)
+        if isinstance(cause, OperationTimeout | StreamTimeout):
+            bound = f"{settings.deadline:g} s, of which an operation gets {OPERATION_SHARE:.0%}"
+            cause = type(cause)(f"{cause}; on a busy machine raise --deadline (now {bound})")
+        raise cause from error
 
 
 def _open_run(

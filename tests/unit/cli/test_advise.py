@@ -205,8 +205,11 @@ def test_advise_without_hardware_judges_whether_balancing_pays(
     assert (answer.code, answer.err) == (0, "")
     assert "1. Is balancing worth it?  worth it" in answer.out
     assert "2. How many redundant slots?  1 on each rank: 12 slots" in answer.out
-    assert "3. On how many ranks?  not said: needs --hardware" in answer.out
-    assert "  not said: needs --hardware, --itl" in answer.out
+    assert "3. On how many ranks?  not said: needs --hardware and --expert-bytes\n" in answer.out
+    assert "  not said: needs --hardware and --itl and --expert-bytes\n" in answer.out
+    weighed = equipoise("advise", "counts.npy", *RANKS, "--expert-bytes", "24MiB")
+    assert "3. On how many ranks?  not said: needs --hardware\n" in weighed.out
+    assert "  not said: needs --hardware and --itl\n" in weighed.out
     even = equipoise("advise", "even.npy", *RANKS)
     assert "1. Is balancing worth it?  not worth it: what is uneven now is chance" in even.out
     assert "2. How many redundant slots?  none, since balancing is not worth it" in even.out

@@ -13,6 +13,8 @@ from equipoise.report.terminal import ColourMode, TextStyle, styled
 from equipoise.report.text import format_number, format_size, pluralize
 
 WIDTH = 80
+RANKS_OF_A_MACHINE = 8
+"""Accelerators of a usual machine."""
 
 
 def basis_lines(advice: Advice) -> Iterator[str]:
@@ -69,6 +71,8 @@ def _latency(question: AdviceInputs) -> str:
     shares = f"experts may take {question.moe_share:.0%} of it"
     memory = f"{question.memory_share:.0%} of memory"
     link = f"weights come over the {question.link} link"
+    if question.link == "node" and question.ranks > RANKS_OF_A_MACHINE:
+        link += " (several machines: --link network)"
     return f"{question.latency * 1e3:g} ms; {shares} and {memory}; {link}"
 
 
@@ -109,8 +113,8 @@ def render(advice: Advice, colours: ColourMode) -> str:
         _title(advice),
         _worth(advice.worth, advice.question),
         _redundancy(advice),
-        _widths(advice.rank_choices),
-        _movement(advice.migration),
+        _widths(advice.rank_choices, advice.question),
+        _movement(advice.migration, advice.question),
         iter(["It rests on", *basis_lines(advice)]),
     ]
     texts = ["\n".join(styled(line, TextStyle.BOLD, colours) for line in decision)]
@@ -228,8 +232,8 @@ def _choice(choice: SlotChoice) -> tuple[str, ...]:
     )
 
 
-def _widths(choices: RankChoices) -> Iterator[str]:
-    yield f"3. On how many ranks?  {_ranks(choices)}"
+def _widths(choices: RankChoices, question: AdviceInputs) -> Iterator[str]:
+    yield f"3. On how many ranks?  {_ranks(choices, question)}"
     yield "  the same rows of a step on each, planned anew"
     yield from _columns(
         "",
@@ -238,9 +242,9 @@ def _widths(choices: RankChoices) -> Iterator[str]:
     )
 
 
-def _ranks(choices: RankChoices) -> str:
+def _ranks(choices: RankChoices, question: AdviceInputs) -> str:
     if choices.judged_by == "nothing":
-        return "not said: needs --hardware and what an expert weighs"
+        return f"not said: {_missing(question, '--hardware', '--expert-bytes')}"
     if choices.advised is None:
         return f"none of these fits {choices.judged_by}"
     return f"{choices.advised.ranks}, the fewest that fit {choices.judged_by}"
@@ -257,10 +261,20 @@ def _width(one: RankChoice) -> tuple[str, ...]:
     )
 
 
-def _movement(migration: MigrationAdvice | None) -> Iterator[str]:
+def _missing(question: AdviceInputs, *options: str) -> str:
+    """Which of these options, that an answer needs, were not given."""
+    values = {
+        "--hardware": question.hardware,
+        "--itl": question.latency,
+        "--expert-bytes": question.expert,
+    }
+    return "needs " + " and ".join(name for name in options if values[name] is None)
+
+
+def _movement(migration: MigrationAdvice | None, question: AdviceInputs) -> Iterator[str]:
     yield "4. How fast do experts move, and when does it pay?"
     if migration is None:
-        yield "  not said: needs --hardware, --itl and what an expert weighs"
+        yield f"  not said: {_missing(question, '--hardware', '--itl', '--expert-bytes')}"
         return
     pace = migration.pace
     yield f"  {pluralize(pace.experts_per_step, 'expert')} in a step of {pace.latency * 1e3:g} ms"
