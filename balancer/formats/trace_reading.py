@@ -104,7 +104,7 @@ def _find_format(path: Path) -> str:
     if suffix == ".json":
         return trace_requests.response_format(path) or COUNTS
     if suffix == ".npy":
-        return VLLM_ROUTED if _holds_ids(path) else COUNTS
+        return VLLM_ROUTED if holds_expert_ids(path) else COUNTS
     if suffix in TORCH_SUFFIXES and sglang_records.holds_records(path):
         return SGLANG_RECORDS
     return MOE_TRACE if suffix == ".csv" and moe_trace_csv.is_moe_trace(path) else COUNTS
@@ -117,7 +117,8 @@ def _format_of_folder(folder: Path) -> str:
     return SGLANG_RECORDS if sglang_records.record_files(folder) else COUNTS
 
 
-def _holds_ids(path: Path) -> bool:
+def holds_expert_ids(path: Path) -> bool:
+    """Whether an .npy file is routed experts of vLLM, and not counts. Raises `FormatError`."""
     with open_file(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         shape, _, dtype = read_npy_header(path, stream, size)

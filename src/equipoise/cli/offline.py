@@ -82,15 +82,22 @@ def count_routed_experts(path: Path) -> "ExpertStatistics | None":
     """Statistics of a folder with an array of routed experts for each request; None of all else.
 
     Windows are as `advise` makes them by default. Raises UsageError where nothing says how many
-    experts there are: those that no token was routed to would be missing in the placement.
+    experts there are, as of one array alone: those that no token was routed to would be missing in
+    the placement.
     """
     from equipoise.balancer.formats import RoutingTrace, read_trace
     from equipoise.balancer.formats.files import is_folder, list_folder
     from equipoise.balancer.formats.format_names import VLLM_ROUTED
+    from equipoise.balancer.formats.trace_reading import holds_expert_ids
     from equipoise.balancer.formats.trace_requests import array_names
     from equipoise.balancer.formats.trtllm_statistics import META_FILE
 
     with usage_errors():
+        if path.suffix == ".npy" and holds_expert_ids(path):
+            raise UsageError(
+                f"{path}: is a routing trace (three axes of small integers): put it into a folder, "
+                "with the number of experts in trace.json; or save counts as int32"
+            )
         if not is_folder(path) or META_FILE in list_folder(path) or not array_names(path):
             return None
     from equipoise.cli.trace_options import DEFAULT_STEP_TOKENS

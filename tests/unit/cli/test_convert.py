@@ -164,3 +164,21 @@ def test_convert_counts_folder_of_routed_experts(
     options = ("--ranks", "4", "--slots", "16", "-o", "placement.json")
     assert equipoise("plan", "routed", *options).code == 0
     assert formats.read_placement("placement.json").experts == experts
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+def test_plan_refuses_one_array_of_expert_ids(
+    dtype: type[np.integer[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    equipoise: Callable[..., Any],
+) -> None:
+    """As counts, tokens would be windows, and places of a token experts."""
+    monkeypatch.chdir(tmp_path)
+    np.save("0.npy", np.tile(np.arange(8, dtype=dtype), (5, 2, 1)))
+    answer = equipoise("plan", "0.npy", "--ranks", "4", "--slots", "12", "-o", "placement.json")
+    if dtype is np.int32:
+        assert answer.code == 0
+        return
+    assert answer.code == 2
+    assert "0.npy: is a routing trace (three axes of small integers)" in answer.err
