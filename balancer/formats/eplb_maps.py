@@ -16,6 +16,7 @@ from equipoise.balancer.experts.placement import ABSENT, logical_maps
 from equipoise.balancer.formats.decoded_file import UNNAMED_ARRAY, DecodedFile
 from equipoise.balancer.formats.numbers import format_index
 from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import LayerNumbering
 from equipoise.hal.errors import FormatError
 
 SLOT_AXES = "layer", "slot"
@@ -96,10 +97,10 @@ def unpack_slot_array(file: DecodedFile, ranks: int) -> ExpertPlacement:
 
 
 def _ranks_and_layers(placement: ExpertPlacement) -> dict[str, npt.NDArray[np.generic]]:
-    return {
-        "ranks": np.array(placement.ranks, dtype=np.int64),
-        "layers": np.array(placement.layers, dtype=np.int64),
-    }
+    numbers = {"ranks": np.array(placement.ranks, dtype=np.int64)}
+    if placement.numbering is not LayerNumbering.UNKNOWN:
+        numbers["layers"] = np.array(placement.layers, dtype=np.int64)
+    return {**numbers}
 
 
 def _pad(back: npt.NDArray[np.int64], width: int, value: int) -> npt.NDArray[np.int64]:

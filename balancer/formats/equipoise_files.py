@@ -9,7 +9,12 @@ from equipoise.balancer.formats.decoded_file import UNNAMED_ARRAY, DecodedFile
 from equipoise.balancer.formats.encodings import encode_json
 from equipoise.balancer.formats.numbers import short_repr
 from equipoise.balancer.formats.placement import ExpertPlacement
-from equipoise.balancer.formats.statistics import COUNT_AXES, RANK_AXES, ExpertStatistics
+from equipoise.balancer.formats.statistics import (
+    COUNT_AXES,
+    RANK_AXES,
+    ExpertStatistics,
+    LayerNumbering,
+)
 
 FORMAT_FIELD = "format"
 """The field by which a placement file is recognised."""
@@ -46,7 +51,8 @@ def unpack_placement(file: DecodedFile, ranks: int) -> ExpertPlacement:
 
 
 def pack_placement(placement: ExpertPlacement) -> bytes:
-    """Encodes a placement as a file."""
+    """Encodes a placement as a file, without numbers of layers where they are unknown."""
+    numbers: dict[str, list[int]] = {"layers": list(placement.layers)}
     return encode_json(
         {
             FORMAT_FIELD: NAME,
@@ -54,7 +60,7 @@ def pack_placement(placement: ExpertPlacement) -> bytes:
             "ranks": placement.ranks,
             "slots": placement.slots,
             "experts": placement.experts,
-            "layers": list(placement.layers),
+            **({} if placement.numbering is LayerNumbering.UNKNOWN else numbers),
             "digest": placement.digest,
             "seal": seal(placement),
             "placement": placement.placement.tolist(),
@@ -79,6 +85,7 @@ def unpack_statistics(file: DecodedFile) -> ExpertStatistics:
         file.int64_array("by_rank", RANK_AXES) if "by_rank" in file.fields else None,
         file.optional_integer("iterations"),
         file.optional_integer("top_k"),
+        numbering=LayerNumbering.MODEL if "layers" in file.fields else LayerNumbering.UNKNOWN,
     )
 
 
@@ -86,8 +93,9 @@ def pack_statistics(statistics: ExpertStatistics) -> dict[str, npt.NDArray[np.ge
     """Returns the fields of an npz file."""
     fields: dict[str, npt.NDArray[np.generic]] = {
         COUNTS_FIELD: statistics.counts,
-        "layers": np.array(statistics.layers, dtype=np.int64),
     }
+    if statistics.numbering is not LayerNumbering.UNKNOWN:
+        fields["layers"] = np.array(statistics.layers, dtype=np.int64)
     if statistics.by_rank is not None:
         fields["by_rank"] = statistics.by_rank
     for name, value in (("iterations", statistics.first_iteration), ("top_k", statistics.top_k)):
@@ -98,7 +106,7 @@ def pack_statistics(statistics: ExpertStatistics) -> dict[str, npt.NDArray[np.ge
 
 def unpack_counts(file: DecodedFile) -> ExpertStatistics:
     """Reads an unnamed array: (layers, experts) or (windows, layers, experts)."""
-    return ExpertStatistics(counts_of(file, UNNAMED_ARRAY))
+    return ExpertStatistics(counts_of(file, UNNAMED_ARRAY), numbering=LayerNumbering.UNKNOWN)
 
 
 def counts_of(file: DecodedFile, name: str) -> npt.NDArray[np.int64]:

@@ -1,7 +1,6 @@
 """The content of a placement file: experts by slot, shares, ranks, layer numbers."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
@@ -13,20 +12,9 @@ from equipoise.balancer.experts.placement import (
     even_shares,
     placement_digest,
 )
-from equipoise.balancer.formats.statistics import layer_numbers
+from equipoise.balancer.formats.statistics import LayerNumbering, layer_numbers
 from equipoise.hal.arguments import check_type
 from equipoise.hal.errors import PlacementError
-
-
-class LayerNumbering(StrEnum):
-    """Which layers a file numbers."""
-
-    MODEL = "model"
-    """The model's numbers; only layers with experts are listed."""
-    EVERY_LAYER = "every"
-    """The model's numbers; every layer is listed, dense ones too."""
-    UNKNOWN = "unknown"
-    """0, 1, ... because the file has no numbers; perhaps it lists layers with experts only."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from equipoise.balancer.formats.decoded_file import DecodedFile, decode_file
 from equipoise.balancer.formats.eplb_maps import PHYSICAL_TO_LOGICAL
 from equipoise.balancer.formats.files import is_folder
-from equipoise.balancer.formats.placement import ExpertPlacement, LayerNumbering
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.registry import (
     FOLDER_SUFFIX,
     PLACEMENT_FORMATS,
@@ -19,13 +19,16 @@ from equipoise.balancer.formats.registry import (
     PlacementFormat,
     StatisticsFormat,
 )
-from equipoise.balancer.formats.statistics import ExpertStatistics
+from equipoise.balancer.formats.statistics import ExpertStatistics, LayerNumbering
 from equipoise.hal.arguments import check_type, whole_number
 from equipoise.hal.errors import FormatError, PlacementError
 
 FilePath = str | os.PathLike[str]
 Kind = TypeVar("Kind", bound=Format)
 Value = TypeVar("Value")
+UNKNOWN_NUMBERS = "the model's numbers of layers, which the source does not tell"
+NUMBERS_OPTIONAL = frozenset({"npz", "npy"})
+"""Formats of statistics that leave out numbers of layers that are unknown."""
 
 
 def known_formats() -> tuple[Format, ...]:
@@ -107,7 +110,11 @@ def write_statistics(
     file_format = _choose_format(Path(path), STATISTICS_FORMATS, format)
     file_format.write(Path(path), statistics)
     loss = _loss(file_format, _statistics_content(statistics))
-    return "; ".join(filter(None, (loss, _rank_warning(file_format, statistics)))) or None
+    warnings = (
+        _rank_warning(file_format, statistics),
+        _unknown_numbers_warning(file_format, statistics),
+    )
+    return "; ".join(filter(None, (loss, *warnings))) or None
 
 
 def write_placement(
@@ -164,10 +171,11 @@ def _numbering(
     """Returns which layers the file numbers."""
     if set(file.fields) == {PHYSICAL_TO_LOGICAL}:  # SGLang's own file
         return LayerNumbering.EVERY_LAYER
-    if file_format.by_layer_number or placement.layers != tuple(range(len(placement.layers))):
+    has_numbers = file_format.by_layer_number and not file_format.numbers_optional
+    if has_numbers or placement.layers != tuple(range(len(placement.layers))):
         return LayerNumbering.MODEL
     # Engines number the layers with experts 0, 1, ...; files that we write have the model's
-    # numbers.
+    # numbers where they are known.
     return LayerNumbering.MODEL if "layers" in file.fields else LayerNumbering.UNKNOWN
 
 
@@ -265,17 +273,32 @@ def _loss(file_format: Format, content: dict[FileContent, bool]) -> str | None:
 
 def _layer_number_warning(file_format: PlacementFormat, placement: ExpertPlacement) -> str | None:
     """Returns a warning if a reader would take `layers` for other layers."""
-    if file_format.by_layer_number and placement.numbering is LayerNumbering.UNKNOWN:
-        meaning = "the model's numbers of layers, which the source does not tell"
+    if (
+        file_format.by_layer_number
+        and not file_format.numbers_optional
+        and placement.numbering is LayerNumbering.UNKNOWN
+    ):
+        meaning = UNKNOWN_NUMBERS
     elif not file_format.by_layer_number and placement.numbering is LayerNumbering.EVERY_LAYER:
         meaning = "the place among layers with experts, and the source has a row for dense ones too"
     else:
         return None
-    last = placement.layers[-1]
+    return _numbers_warning(file_format, meaning, placement.layers[-1])
+
+
+def _numbers_warning(file_format: Format, meaning: str, last: int) -> str:
     return (
         f"{file_format.name} goes by {meaning}: "
         f"0 to {last} are right only where every layer has experts"
     )
+
+
+def _unknown_numbers_warning(file_format: Format, statistics: ExpertStatistics) -> str | None:
+    """Returns a warning if a file gets numbers of layers that nothing has told."""
+    known = statistics.numbering is not LayerNumbering.UNKNOWN
+    if known or file_format.name in NUMBERS_OPTIONAL:
+        return None
+    return _numbers_warning(file_format, UNKNOWN_NUMBERS, statistics.layers[-1])
 
 
 def _rank_warning(file_format: Format, statistics: ExpertStatistics) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,17 @@ COUNT_AXES = "window", "layer", "expert"
 RANK_AXES = "rank", *COUNT_AXES
 
 
+class LayerNumbering(StrEnum):
+    """Which layers a file numbers."""
+
+    MODEL = "model"
+    """The model's numbers; only layers with experts are listed."""
+    EVERY_LAYER = "every"
+    """The model's numbers; every layer is listed, dense ones too."""
+    UNKNOWN = "unknown"
+    """0, 1, ... because the file has no numbers; perhaps it lists layers with experts only."""
+
+
 @dataclass(frozen=True, eq=False)
 class ExpertStatistics:
     """The recorded load of a run. Raises `PlacementError` that names layer and value.
@@ -32,6 +44,7 @@ class ExpertStatistics:
         empty_layers: numbers of layers that the file has and `counts` leaves out, because no window
             has a row of them: layers without experts.
         source: format and path, for messages.
+        numbering: which layers `layers` numbers.
     """
 
     counts: Counts
@@ -41,6 +54,7 @@ class ExpertStatistics:
     top_k: int | None = None
     empty_layers: tuple[int, ...] = ()
     source: str = ""
+    numbering: LayerNumbering = LayerNumbering.MODEL
 
     def __post_init__(self) -> None:
         check_type("counts", self.counts, np.ndarray, PlacementError)
@@ -114,14 +128,15 @@ class ExpertStatistics:
             layers=tuple(self.layers[at] for at in positions),
             by_rank=None if self.by_rank is None else self.by_rank[:, :, positions],
             empty_layers=tuple(sorted((*self.empty_layers, *empty))),
+            numbering=LayerNumbering.MODEL,  # dense layers are listed, so places are numbers
         )
 
     def same(self, other: "ExpertStatistics") -> bool:
         """Returns whether all fields but `source` and `empty_layers` are equal."""
         return (
             np.array_equal(self.counts, other.counts)
-            and (self.layers, self.first_iteration, self.top_k)
-            == (other.layers, other.first_iteration, other.top_k)
+            and (self.layers, self.numbering, self.first_iteration, self.top_k)
+            == (other.layers, other.numbering, other.first_iteration, other.top_k)
             and (self.by_rank is None) == (other.by_rank is None)
             and (self.by_rank is None or np.array_equal(self.by_rank, np.asarray(other.by_rank)))
         )

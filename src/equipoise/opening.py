@@ -26,7 +26,8 @@ from equipoise.balancer.experts.weights.expert_weights import (
     LayerGroup,
 )
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
-from equipoise.balancer.formats.placement import ExpertPlacement, LayerNumbering
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import LayerNumbering
 from equipoise.balancer.observe.async_sink import AsyncEventSink
 from equipoise.balancer.observe.log_lines import log_sinks
 from equipoise.balancer.observe.metrics import PrometheusSink

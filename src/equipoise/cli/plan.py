@@ -224,7 +224,7 @@ def _load_installed(
     """
     if request.installed is None:
         return None
-    from equipoise.balancer.formats.placement import LayerNumbering
+    from equipoise.balancer.formats.statistics import LayerNumbering
 
     placement = load_placement("--installed", request.installed, request.ranks)
     if request.slots not in (None, placement.slots):
@@ -263,7 +263,7 @@ def _unplanned_layers(
     too, which belong into that format only.
     """
     from equipoise.balancer.formats import placement_format
-    from equipoise.balancer.formats.placement import LayerNumbering
+    from equipoise.balancer.formats.statistics import LayerNumbering
 
     if placement is None or placement.numbering is LayerNumbering.UNKNOWN:
         return None
@@ -307,7 +307,13 @@ def _forecast(
     began = time.perf_counter()
     new_plan = _make_plan(request, statistics, installed)
     seconds = time.perf_counter() - began
-    layout = ExpertPlacement(new_plan.placement, new_plan.shares, request.ranks, statistics.layers)
+    layout = ExpertPlacement(
+        new_plan.placement,
+        new_plan.shares,
+        request.ranks,
+        statistics.layers,
+        numbering=statistics.numbering,
+    )
     return forecast(
         statistics,
         layout,
@@ -377,6 +383,18 @@ def _by_option() -> Iterator[None]:
         raise PlacementError(f"{flag} {rest}") from error
 
 
+REMEDIES = {
+    "shares": "--split even plans for engines without them",
+    "right only where every layer": "else plan counts with rows of zeros for dense layers",
+}
+"""What helps, by words in what a format loses."""
+
+
+def _with_remedy(loss: str) -> str:
+    remedy = next((text for words, text in REMEDIES.items() if words in loss), None)
+    return loss if remedy is None else f"{loss} ({remedy})"
+
+
 def _write(
     request: PlanRequest, forecast: "Forecast", unplanned: "ExpertPlacement | None", command: str
 ) -> None:
@@ -391,8 +409,7 @@ def _write(
     ensure_folder(request.out.parent)
     loss = write_placement(request.out, layout, request.format)
     if loss:
-        hint = "; --split even plans for engines without them" if "shares" in loss else ""
-        warn(f"{request.out}: {loss}{hint}")
+        warn(f"{request.out}: {'; '.join(map(_with_remedy, loss.split('; ')))}")
     about = {"command": command, "statistics": str(request.statistics), "lost": loss}
     figures = about | forecast.to_json() | {"digest": layout.digest}
     lines += write_figures(request.json, figures)

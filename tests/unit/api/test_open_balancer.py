@@ -20,7 +20,7 @@ import equipoise
 from equipoise import events
 from equipoise.balancer.experts.config import default_sub_window
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
-from equipoise.balancer.formats.placement import LayerNumbering
+from equipoise.balancer.formats.statistics import LayerNumbering
 from equipoise.connection import Connection
 from equipoise.hal.errors import (
     ConfigError,

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, initial_placement
-from equipoise.balancer.formats.placement import ExpertPlacement, LayerNumbering
-from equipoise.balancer.formats.statistics import ExpertStatistics
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import ExpertStatistics, LayerNumbering
 from equipoise.hal.errors import PlacementError
 
 Reals = npt.NDArray[np.float64]

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
 from equipoise.balancer.formats.placement import ExpertPlacement
-from equipoise.balancer.formats.statistics import ExpertStatistics
+from equipoise.balancer.formats.statistics import ExpertStatistics, LayerNumbering
 from equipoise.hal.errors import FormatError
 
 EXPERT_MAP = """{
@@ -145,7 +145,8 @@ def test_sglang_counts_of_zero_keep_every_layer(tmp_path: Path) -> None:
 
 
 BY_PLACE = (("vllm", ".npz"), ("vllm-ascend", ".json"), ("eplb-table", ".npz"), ("npy", ".npy"))
-BY_NUMBER = (("sglang", ".json"), ("tensorrt-llm", ".yaml"), ("equipoise", ".json"))
+BY_NUMBER = (("sglang", ".json"), ("tensorrt-llm", ".yaml"))
+NUMBERS_OPTIONAL = (("equipoise", ".json"), *BY_PLACE)
 
 
 @pytest.mark.parametrize(("name", "suffix"), BY_PLACE)
@@ -179,8 +180,39 @@ def test_write_by_number_tells_that_source_counts_moe_layers(
     assert "0 to 2 are right only where every layer has experts" in (loss_message or "")
 
 
+@pytest.mark.parametrize(("middle", "ending"), NUMBERS_OPTIONAL)
+@pytest.mark.parametrize(("name", "suffix"), BY_NUMBER)
+def test_counts_without_layer_numbers_never_gain_them_on_the_way(
+    middle: str, ending: str, name: str, suffix: str, tmp_path: Path
+) -> None:
+    """A plan of an .npy with the 58 layers that have experts was written as layers 0 to 57."""
+    np.save(tmp_path / "counts.npy", np.arange(3 * 4).reshape(3, 4) + 1)
+    statistics = formats.read_statistics(tmp_path / "counts.npy")
+    for form, file in (("npz", "counts.npz"), ("npy", "again.npy")):
+        assert formats.write_statistics(tmp_path / file, statistics, form) is None
+        statistics = formats.read_statistics(tmp_path / file)
+    assert "0 to 2 are right" in (formats.write_statistics(tmp_path / "c.csv", statistics) or "")
+    found = plan(statistics.counts, slots=6, ranks=2, split="even")
+    layout = ExpertPlacement(
+        found.placement, found.shares, 2, statistics.layers, numbering=statistics.numbering
+    )
+    assert formats.write_placement(tmp_path / f"m{ending}", layout, middle) is None
+    read = formats.read_placement(tmp_path / f"m{ending}", ranks=2)
+    for each in (layout, read):
+        loss_message = formats.write_placement(tmp_path / f"q{suffix}", each, name)
+        assert "0 to 2 are right only where every layer has experts" in (loss_message or "")
+
+
+def test_counts_with_dense_layers_have_layer_numbers(tmp_path: Path) -> None:
+    counts = np.arange(3 * 4).reshape(3, 4)
+    counts[0] = 0
+    np.save(tmp_path / "counts.npy", counts)
+    statistics = formats.read_statistics(tmp_path / "counts.npy").without_empty_layers()
+    assert (statistics.layers, statistics.numbering) == ((1, 2), LayerNumbering.MODEL)
+
+
 @pytest.mark.parametrize(("source", "ending"), BY_PLACE)
-@pytest.mark.parametrize(("name", "suffix"), BY_PLACE)
+@pytest.mark.parametrize(("name", "suffix"), NUMBERS_OPTIONAL)
 def test_write_by_place_of_source_by_place_tells_nothing(
     source: str, ending: str, name: str, suffix: str, tmp_path: Path
 ) -> None:
@@ -206,7 +238,7 @@ def write_recorded(folder: Path, name: str, suffix: str) -> Path:
     formats.write_placement(path, layout, name)
     if suffix == ".npz":  # the engine's own maps, without our field of the layers
         arrays = dict(np.load(path))
-        del arrays["layers"]
+        arrays.pop("layers", None)
         np.savez(path, **arrays)
     return path
 
