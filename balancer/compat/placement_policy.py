@@ -16,9 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import _native
-from equipoise.balancer.compat.input_arrays import Counts
 from equipoise.balancer.experts.config import parse_choice
-from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement, check_placement
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    ExpertShape,
+    Load,
+    Placement,
+    check_placement,
+)
 from equipoise.balancer.experts.planning.planner import plan
 from equipoise.hal.errors import PlacementError
 
@@ -57,7 +62,7 @@ class PlacementRequest:
 
 
 def compute_placement(
-    load: Counts, request: PlacementRequest, installed: Placement | None = None
+    load: Load, request: PlacementRequest, installed: Placement | None = None
 ) -> Placement:
     """Plans a placement, int32 (layers, slots).
 
@@ -72,7 +77,7 @@ def compute_placement(
     rule = parse_choice(EvenSplitPolicy, "policy", request.policy)
     if installed is not None:
         check_placement(installed, shape)
-    total: Counts = load.reshape(-1, layers, experts).sum(axis=0)
+    total: Load = load.reshape(-1, layers, experts).sum(axis=0)
     if rule is EvenSplitPolicy.GREEDY or shape.slots > shape.experts * shape.ranks:
         return _aligned_to_installed(
             _native.plan_greedy(total, request.slots, request.ranks), request, installed
@@ -85,13 +90,13 @@ def compute_placement(
     return _plan_from_installed(total, request, installed)
 
 
-def max_rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
+def max_rank_rows(load: Load, placement: Placement, ranks: int) -> Load:
     """Returns the load of the fullest rank with an even split, int64 (layers,), in row / 65536.
 
     In integers, so that all ranks of an engine compute the same plan.
     """
     rows = _rank_rows(load, placement, ranks)
-    highest: Counts = rows.max(axis=1)
+    highest: Load = rows.max(axis=1)
     return highest
 
 
@@ -104,13 +109,13 @@ def has_duplicates(placement: Placement, ranks: int) -> npt.NDArray[np.bool_]:
     return twice
 
 
-def _rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
+def _rank_rows(load: Load, placement: Placement, ranks: int) -> Load:
     layers, experts = load.shape
     key = np.arange(layers)[:, None] * experts + placement
     copies = np.bincount(key.ravel(), minlength=layers * experts).reshape(layers, experts)
     part = load * SHARE_ONE // np.maximum(copies, 1)
     rows = np.take_along_axis(part, placement.astype(np.int64), axis=1)
-    rank_rows: Counts = rows.reshape(layers, ranks, -1).sum(axis=2)
+    rank_rows: Load = rows.reshape(layers, ranks, -1).sum(axis=2)
     return rank_rows
 
 
@@ -123,7 +128,7 @@ def _aligned_to_installed(
     return _native.align(np.ascontiguousarray(installed), proposed, request.ranks)
 
 
-def _plan_anew(load: Counts, request: PlacementRequest) -> Placement:
+def _plan_anew(load: Load, request: PlacementRequest) -> Placement:
     """Returns, layer by layer, the most even of a few plans from scratch."""
     best = _plan_evenly(load, request, EvenSplitPolicy.CONNECTED, None)
     for start in (best, _native.plan_greedy(load, request.slots, request.ranks)):
@@ -136,9 +141,7 @@ def _plan_anew(load: Counts, request: PlacementRequest) -> Placement:
     return best
 
 
-def _plan_from_installed(
-    load: Counts, request: PlacementRequest, installed: Placement
-) -> Placement:
+def _plan_from_installed(load: Load, request: PlacementRequest, installed: Placement) -> Placement:
     """Plans from the installed placement; layers that stay far above a new plan get that one."""
     moved = _plan_evenly(load, request, "incremental", installed, request.target)
     mean = load.sum(axis=1) * SHARE_ONE // request.ranks
@@ -157,7 +160,7 @@ def _plan_from_installed(
 
 
 def _plan_evenly(
-    load: Counts,
+    load: Load,
     request: PlacementRequest,
     policy: str,
     start: Placement | None,

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.compat.input_arrays import Counts
 from equipoise.balancer.compat.placement_policy import (
     PlacementRequest,
     compute_placement,
     max_rank_rows,
 )
-from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement, logical_maps
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    ExpertShape,
+    Load,
+    Placement,
+    logical_maps,
+)
 from equipoise.balancer.experts.planning.planner import plan
 from equipoise.integrations.vllm.settings import EplbPolicySettings
 
@@ -41,7 +46,7 @@ class PolicyPlan:
     balancedness_after: float
 
 
-def valid_placement(old: Counts, shape: ExpertShape) -> Placement | None:
+def valid_placement(old: Load, shape: ExpertShape) -> Placement | None:
     """Return `old` (layers, slots) as int32; None if it is not a placement of that shape.
 
     While a group grows or shrinks, slots are empty (-1), or there are more or fewer.
@@ -53,11 +58,11 @@ def valid_placement(old: Counts, shape: ExpertShape) -> Placement | None:
 
 
 def plan_placement(
-    load: Counts,
+    load: Load,
     shape: ExpertShape,
     installed: Placement | None,
     settings: EplbPolicySettings,
-    history: Counts | None = None,
+    history: Load | None = None,
 ) -> PolicyPlan:
     """Plan every layer for an even split.
 
@@ -102,7 +107,7 @@ def plan_placement(
     )
 
 
-def balancedness(load: Counts, placement: Placement, ranks: int) -> float:
+def balancedness(load: Load, placement: Placement, ranks: int) -> float:
     """Return mean / max of the ranks' loads, both summed over layers, as in vLLM's log.
 
     1.0 if there is no load.
@@ -113,7 +118,7 @@ def balancedness(load: Counts, placement: Placement, ranks: int) -> float:
 
 
 def _incremental_placement(
-    load: Counts, shape: ExpertShape, installed: Placement, settings: EplbPolicySettings
+    load: Load, shape: ExpertShape, installed: Placement, settings: EplbPolicySettings
 ) -> Placement:
     return plan(
         load,
@@ -129,7 +134,7 @@ def _incremental_placement(
 
 
 def _is_worthwhile(
-    load: Counts, installed: Placement, planned: Placement, ranks: int, min_gain: float
+    load: Load, installed: Placement, planned: Placement, ranks: int, min_gain: float
 ) -> npt.NDArray[np.bool_]:
     """Return (layers,), whether the change is worth it; in units of 1/65536 of a rank's mean."""
     improvement = max_rank_rows(load, installed, ranks) - max_rank_rows(load, planned, ranks)

@@ -11,6 +11,7 @@ from equipoise.hal import registry
 from equipoise.hal.conformance.clauses import COMMUNICATOR_FAMILIES, FAMILIES, Level
 from equipoise.hal.conformance.profile import Profile, RunTarget, families_of
 from equipoise.hal.conformance.reproduce import set_library_defaults
+from equipoise.hal.errors import UsageError
 from equipoise.hal.support.working_directory import search_working_directory
 from equipoise.option import OUTPUT, Option, choice, several
 
@@ -36,6 +37,10 @@ JSON, HTML = "conformance.json", "conformance.html"
 MAX_CASES = 1_000_000
 
 
+VIRTUAL = "virtual"
+"""The backend that plays all ranks in one thread."""
+
+
 def host_backend() -> str:
     """The name of the host as an accelerator: native, or of the suite's own distribution."""
     return "cpu" if "cpu" in registry.names(registry.ACCELERATORS) else "host"
@@ -57,7 +62,8 @@ class ConformanceRequest(Settings):
         "judge this expert-parallel library, by name or as PACKAGE:OBJECT, and nothing of the "
         "backend and the communicator that it runs on", SUBJECT)] = None
     ranks: Annotated[int, Option(
-        "most processes to test the communicator on; smaller groups are tested too", SUBJECT,
+        "most processes to test the communicator on; smaller groups are tested too; virtual plays "
+        "up to 8 ranks in one thread", SUBJECT,
         least=1, most=MAX_RANKS)] = 4
     schedule_from: Annotated[str | None, Option(
         "a callable that is given the schedule bytes of each case before it is played, for a "
@@ -108,6 +114,8 @@ def resolve_conformance_request(
     if out is not None:
         values = {"json": out / JSON, "html": out / HTML} | values
     values.setdefault("backend", host_backend())
+    if "ranks" in values and values["backend"] == VIRTUAL:
+        raise UsageError(f"--ranks has no meaning on {VIRTUAL}: one thread plays up to 8 ranks")
     return ConformanceRequest(**values)
 
 

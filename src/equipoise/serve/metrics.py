@@ -109,10 +109,14 @@ class ProxyMetrics:
         self._tokens = self._counter("output_tokens", "output tokens relayed to clients")
         self._retries = self._counter("retries", "attempts after the first one of a request")
         self._wait = self._histogram(
-            "queue_wait_seconds", "from a request's being read to its last binding", WAIT_SECONDS
+            "queue_wait_seconds",
+            "from when a request has been read until its last binding",
+            WAIT_SECONDS,
         )
         self._added = self._histogram(
-            "proxy_latency_seconds", "the proxy's own part in the first of an answer", ADDED_SECONDS
+            "proxy_latency_seconds",
+            "the proxy's own part of the time to the first bytes of an answer",
+            ADDED_SECONDS,
         )
         self._first = self._histogram(
             "first_answer_seconds", "from arrival to the first of an answer", FIRST_SECONDS

@@ -32,6 +32,7 @@ BAD = {
     ("--out", "/proc/found"): "--out: /proc/found cannot be written",
     ("--ranks", "0"): "--ranks must be 1 to 64, got 0",
     ("--ranks", "65"): "--ranks must be 1 to 64, got 65",
+    ("--backend", "virtual", "--ranks", "2"): "--ranks has no meaning on virtual",
     ("--ranks", "many"): "expected a whole number, got 'many'",
     (
         "--backend",

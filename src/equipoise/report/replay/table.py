@@ -73,9 +73,10 @@ def title(replay: Replay) -> str:
 
 
 def _rows(replay: Replay, decision: Decision, colours: ColourMode) -> Iterator[str]:
-    yield styled(_aligned(HEADS), TextStyle.DIM, colours)
+    width = max(NAME, *(len(one.name) + 1 for one in replay.outcomes))
+    yield styled(_aligned(HEADS, width), TextStyle.DIM, colours)
     for one in replay.outcomes:
-        row = _aligned(cells(replay, one))
+        row = _aligned(cells(replay, one), width)
         yield styled(row, TextStyle.BOLD, colours) if one is decision.best else row
 
 
@@ -115,10 +116,10 @@ def _paused(replay: Replay, one: Outcome) -> str:
     return f"{one.pauses:.2f} s"
 
 
-def _aligned(cells: tuple[str, ...]) -> str:
+def _aligned(cells: tuple[str, ...], name_width: int) -> str:
     widths = 7, 10, 8, 9, 6, 10, 8, 9, 8
     rest = "".join(f"{cell:>{width}}" for cell, width in zip(cells[1:], widths, strict=True))
-    return f"{cells[0]:<{NAME}}{rest}".rstrip()
+    return f"{cells[0]:<{name_width}}{rest}".rstrip()
 
 
 def _refusals(replay: Replay) -> Iterator[str]:

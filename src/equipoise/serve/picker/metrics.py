@@ -26,7 +26,7 @@ class PickerMetrics:
         self._outcomes = {one: requests.labels(outcome=one.value) for one in RequestOutcome}
         self._wait = Histogram(
             PREFIX + "queue_wait_seconds",
-            "from a request's being read to its endpoint",
+            "from when a request has been read until it has an endpoint",
             buckets=WAIT_SECONDS,
             registry=self._registry,
         )

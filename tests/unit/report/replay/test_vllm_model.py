@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from equipoise.balancer.experts.placement import ExpertShape, Placement, check_placement
 from equipoise.hal.errors import PlacementError
-from equipoise.report.replay.engine_model import WindowLoad
+from equipoise.report.replay.engine_model import EngineModel, WindowLoad
+from equipoise.report.replay.engines import eplb_policy
 from equipoise.report.replay.engines.vllm import VLLM, DefaultPolicy, keep_slots
+from equipoise.report.replay.engines.vllm_ascend import vllm_ascend_model
 
 RULE = VLLM.rules[0]
 SHAPE = ExpertShape(layers=3, experts=16, slots=24, ranks=4)
@@ -111,3 +113,20 @@ def test_vllm_rows_are_hashed_by_their_place_in_each_rank() -> None:
     slots = RULE.route(ids, sources, placement, SHAPE, layer=0, step=0)
     np.testing.assert_array_equal(slots[:10], slots[10:])
     assert slots[:4].ravel().tolist() == [0, 16, 1, 17]
+
+
+@given(st.integers(0, 99), st.sampled_from([VLLM, vllm_ascend_model(SHAPE.layers)]))
+def test_eplb_policy_plans_from_what_is_installed(seed: int, model: EngineModel) -> None:
+    """Every expert has a slot, no rank is fuller, and the same load moves nothing again."""
+    planner = model.policies[eplb_policy.NAME]
+    load, installed = window_of(seed, SHAPE), model.initial(SHAPE)
+    placement = planner(load, installed, SHAPE)
+    check_placement(placement, SHAPE)
+    assert (fullest(placement, load) <= fullest(installed, load) * (1 + 1e-6)).all()
+    assert planner(load, placement, SHAPE).tolist() == placement.tolist()
+
+
+def fullest(placement: Placement, load: WindowLoad) -> NDArray[np.float64]:
+    rows = np.take_along_axis(load.experts, placement, axis=1) * RULE.parts(placement, SHAPE)
+    ranks: NDArray[np.float64] = rows.reshape(SHAPE.layers, SHAPE.ranks, -1).sum(axis=2)
+    return ranks.max(axis=1)

@@ -28,6 +28,7 @@ from equipoise.report.replay.engine_model import (
     SplitKind,
     WindowLoad,
 )
+from equipoise.report.replay.engines import eplb_policy
 
 _Weights = npt.NDArray[np.floating]
 _Indices = npt.NDArray[np.int64]
@@ -249,5 +250,6 @@ VLLM = EngineModel(
     ),
     planner=DefaultPolicy(),
     rules=(RowHash(),),
+    policies={eplb_policy.NAME: eplb_policy.plan_from_installed},
     initial=initial_placement,
 )

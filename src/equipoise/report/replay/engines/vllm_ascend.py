@@ -21,6 +21,7 @@ from equipoise.report.replay.engine_model import (
     SplitKind,
     WindowLoad,
 )
+from equipoise.report.replay.engines import eplb_policy
 from equipoise.report.replay.engines.vllm import keep_slots
 
 _Double = npt.NDArray[np.float64]
@@ -514,6 +515,9 @@ def vllm_ascend_model(layers: int) -> EngineModel:
         ),
         planner=SwiftPolicy(),
         rules=(ReplicaByRank(),),
-        policies={"default_eplb": DefaultPolicy()},
+        policies={
+            "default_eplb": DefaultPolicy(),
+            eplb_policy.NAME: eplb_policy.plan_from_installed,
+        },
         initial=initial_placement,
     )
