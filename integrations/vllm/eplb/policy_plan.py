@@ -46,7 +46,7 @@ class PolicyPlan:
     balancedness_after: float
 
 
-def valid_placement(old: Load, shape: ExpertShape) -> Placement | None:
+def valid_placement(old: npt.NDArray[np.int64], shape: ExpertShape) -> Placement | None:
     """Return `old` (layers, slots) as int32; None if it is not a placement of that shape.
 
     While a group grows or shrinks, slots are empty (-1), or there are more or fewer.
