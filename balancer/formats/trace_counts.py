@@ -17,11 +17,14 @@ from equipoise.hal.arguments import INT32_MAX
 from equipoise.hal.errors import FormatError, PlacementError
 
 STEP_AXES = "step", "layer", "expert"
+SCANNED_COUNTS = 1 << 16
+"""Counts that are read at once to find the layers with rows."""
 Value = TypeVar("Value")
 
 
 def trace_of_statistics(path: Path, statistics: ExpertStatistics) -> CountsTrace:
-    """Returns the windows of statistics as steps."""
+    """Returns the windows of statistics as steps, without layers that have no rows."""
+    statistics = statistics.without_empty_layers()
 
     def open_blocks(steps: int) -> Iterator[Ids]:
         for begin in range(0, statistics.windows, steps):
@@ -42,8 +45,8 @@ def trace_of_statistics(path: Path, statistics: ExpertStatistics) -> CountsTrace
 def open_count_array(path: Path) -> CountsTrace:
     """Opens an .npy file (steps, layers, experts), or (layers, experts) of one step.
 
-    Blocks are read from the file as they are asked for, so that it may be of any size. Raises
-    `FormatError`.
+    Layers without rows in any step are left out, as dense ones. Blocks are read from the file as
+    they are asked for, so that it may be of any size. Raises `FormatError`.
     """
     with open_file(path) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -59,7 +62,7 @@ def open_count_array(path: Path) -> CountsTrace:
     if column_major:
         raise FormatError(str(path), "array has its columns first: save it in C order")
 
-    def open_blocks(most_steps: int) -> Iterator[Ids]:
+    def read_blocks(most_steps: int) -> Iterator[Ids]:
         with open_file(path) as stream:
             stream.seek(begin)
             for first in range(0, steps, most_steps):
@@ -69,7 +72,24 @@ def open_count_array(path: Path) -> CountsTrace:
                     raise FormatError(str(path), f"step {first}: the file was cut off meanwhile")
                 yield checked_block(path, flat.reshape(length, layers, experts), first, numbers)
 
-    return CountsTrace(numbers, experts, None, steps, f"npy: {path}", open_blocks)
+    kept = _layers_with_rows(read_blocks(max(1, SCANNED_COUNTS // (layers * experts))), layers)
+
+    def open_blocks(most_steps: int) -> Iterator[Ids]:
+        for block in read_blocks(most_steps):
+            yield block if len(kept) == layers else np.ascontiguousarray(block[:, kept])
+
+    kept_numbers = tuple(numbers[layer] for layer in kept)
+    return CountsTrace(kept_numbers, experts, None, steps, f"npy: {path}", open_blocks)
+
+
+def _layers_with_rows(blocks: Iterator[Ids], layers: int) -> list[int]:
+    """Places of the layers with rows, all where none has any; reads on until all are seen."""
+    seen = np.zeros(layers, dtype=bool)
+    for block in blocks:
+        seen |= block.any(axis=(0, 2))
+        if seen.all():
+            break
+    return np.flatnonzero(seen).tolist() if seen.any() else list(range(layers))
 
 
 def checked_block(path: Path, block: npt.NDArray[Any], first: int, layers: tuple[int, ...]) -> Ids:

@@ -26,6 +26,7 @@ from equipoise.cli.offline import (
     print_written,
     ranks_to_serve,
     usage_errors,
+    warn_of_dropped_layers,
     write_figures,
 )
 from equipoise.cli.progress import part_progress_for
@@ -177,7 +178,11 @@ def _load(
     from equipoise.report.replay.windows import MAX_WINDOWS, windows_of
 
     if isinstance(trace, CountsTrace) and trace.steps <= MAX_WINDOWS:
-        return load_statistics(request.statistics), None
+        statistics = load_statistics(request.statistics)
+        kept = statistics.without_empty_layers()
+        if not statistics.empty_layers:
+            warn_of_dropped_layers(request.statistics, kept)
+        return kept, None
     with usage_errors():
         windows = windows_of(steps_of(trace, request, request.ranks or 1))
     if not windows.statistics.layers:

@@ -36,14 +36,14 @@ def headline(replay: Replay, decision: Decision) -> str:
         return (
             f"Undecided: the trace is too short: it has {pluralize(replay.steps, 'step')}, and the "
             f"first plans of all engines serve after {steps_to_first_plan(replay):,}. "
-            "Give a longer trace, or --window-size and --step-interval."
+            "Give a longer trace, or smaller --window-size and --step-interval."
         )
     late = [name for name in decision.by_engine if not _planned(replay, name)]
     rest = ""
     if late:
         rest = (
             f" The trace ends before a first plan of {', '.join(late)}: "
-            "give a longer one, or --window-size and --step-interval."
+            "give a longer one, or smaller --window-size and --step-interval."
         )
     if decision.best is None:
         return f"Leave it off: {decision.reason}.{rest}"

@@ -15,6 +15,7 @@ from helpers.paths import ROOT
 from helpers.strategies import trace_samples as samples
 from hypothesis import given
 
+from equipoise.balancer import formats
 from equipoise.balancer.formats import (
     CountsTrace,
     ExpertStatistics,
@@ -293,3 +294,17 @@ def test_shipped_traces_agree_with_each_other() -> None:
         assert part.prompt_tokens == of_step.prompt_tokens == len(of_step.ids) == 128
     trace = counts(TRACES / "shipped-model-counts.npz")
     assert (trace.steps, trace.experts_per_token) == (30, 4)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_counts_trace_leaves_out_layers_without_rows(suffix: str, tmp_path: Path) -> None:
+    """A dense layer had its experts in memory, and a place in the mean."""
+    counts = np.arange(5 * 3 * 4, dtype=np.int64).reshape(5, 3, 4) + 1
+    counts[:, 1] = 0
+    counts[:4, 2] = 0  # seen in the last step only
+    path = tmp_path / f"counts{suffix}"
+    formats.write_statistics(path, formats.ExpertStatistics(counts))
+    trace = formats.read_trace(path)
+    assert isinstance(trace, formats.CountsTrace)
+    assert trace.layers == (0, 2)
+    assert np.concatenate(list(trace.open_blocks(2))).tolist() == counts[:, [0, 2]].tolist()

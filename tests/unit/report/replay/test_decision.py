@@ -152,7 +152,7 @@ def test_engine_that_has_not_planned_is_named() -> None:
     assert not any(one.rebalances for one in result.outcomes if one.engine == "vllm")
     assert headline(result, decide(result)).endswith(
         "The trace ends before a first plan of vllm: "
-        "give a longer one, or --window-size and --step-interval."
+        "give a longer one, or smaller --window-size and --step-interval."
     )
 
 

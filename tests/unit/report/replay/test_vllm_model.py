@@ -129,4 +129,4 @@ def test_eplb_policy_plans_from_what_is_installed(seed: int, model: EngineModel)
 def fullest(placement: Placement, load: WindowLoad) -> NDArray[np.float64]:
     rows = np.take_along_axis(load.experts, placement, axis=1) * RULE.parts(placement, SHAPE)
     ranks: NDArray[np.float64] = rows.reshape(SHAPE.layers, SHAPE.ranks, -1).sum(axis=2)
-    return ranks.max(axis=1)
+    return np.asarray(ranks.max(axis=1), dtype=np.float64)
