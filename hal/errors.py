@@ -25,6 +25,7 @@ EquipoiseError
 │   ├── OrderMismatch         checked mode: ranks issued different operations; none was started
 │   └── RankLost              a rank was killed, stopped or left; names rank and operation
 ├── Violation                 the conformance suite saw a backend break a clause
+│   └── ClosingFailed         everything of a case held but the closing of a communicator
 ├── FormatError               a file of statistics or of a placement cannot be read or written
 │   ├── FileWriteFailed       the system did not write it: a full disk, no permission
 │   └── RankCountMissing      neither the file nor the caller names the number of ranks

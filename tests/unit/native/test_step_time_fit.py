@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from equipoise._native import StepTimeFit
@@ -52,6 +52,7 @@ def fit_of(*phases: tuple[Steps, int]) -> StepTimeFit:
     return fit
 
 
+@example(20.0, 0.1, 123)
 @settings(max_examples=20)
 @given(
     weight=st.sampled_from((20.0, 50.0, 200.0, 1000.0)),
@@ -59,8 +60,10 @@ def fit_of(*phases: tuple[Steps, int]) -> StepTimeFit:
     seed=st.integers(0, 2**32),
 )
 def test_fit_finds_weight_of_noisy_steps(weight: float, noise: float, seed: int) -> None:
+    """Within five times the noise: the standard deviation is at most 0.9 of it (120 seeds each)."""
     steps = Steps(weight, noise=noise, seed=seed)
-    assert fit_of((steps, 4096)).prompt_weight() == pytest.approx(weight, rel=0.25)
+    bound = 5 * noise + 1e-3
+    assert fit_of((steps, 4096)).prompt_weight() == pytest.approx(weight, rel=bound)
 
 
 @settings(max_examples=20)
