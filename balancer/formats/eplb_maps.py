@@ -97,10 +97,12 @@ def unpack_slot_array(file: DecodedFile, ranks: int) -> ExpertPlacement:
 
 
 def _ranks_and_layers(placement: ExpertPlacement) -> dict[str, npt.NDArray[np.generic]]:
-    numbers = {"ranks": np.array(placement.ranks, dtype=np.int64)}
+    fields: dict[str, npt.NDArray[np.generic]] = {
+        "ranks": np.array(placement.ranks, dtype=np.int64)
+    }
     if placement.numbering is not LayerNumbering.UNKNOWN:
-        numbers["layers"] = np.array(placement.layers, dtype=np.int64)
-    return {**numbers}
+        fields["layers"] = np.array(placement.layers, dtype=np.int64)
+    return fields
 
 
 def _pad(back: npt.NDArray[np.int64], width: int, value: int) -> npt.NDArray[np.int64]:

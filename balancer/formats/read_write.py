@@ -27,8 +27,8 @@ FilePath = str | os.PathLike[str]
 Kind = TypeVar("Kind", bound=Format)
 Value = TypeVar("Value")
 UNKNOWN_NUMBERS = "the model's numbers of layers, which the source does not tell"
-NUMBERS_OPTIONAL = frozenset({"npz", "npy"})
-"""Formats of statistics that leave out numbers of layers that are unknown."""
+NUMBERS_OPTIONAL = frozenset({"equipoise", "npz", "npy"})
+"""Formats whose files leave out numbers of layers that are unknown."""
 
 
 def known_formats() -> tuple[Format, ...]:
@@ -171,7 +171,7 @@ def _numbering(
     """Returns which layers the file numbers."""
     if set(file.fields) == {PHYSICAL_TO_LOGICAL}:  # SGLang's own file
         return LayerNumbering.EVERY_LAYER
-    has_numbers = file_format.by_layer_number and not file_format.numbers_optional
+    has_numbers = file_format.by_layer_number and file_format.name not in NUMBERS_OPTIONAL
     if has_numbers or placement.layers != tuple(range(len(placement.layers))):
         return LayerNumbering.MODEL
     # Engines number the layers with experts 0, 1, ...; files that we write have the model's
@@ -275,7 +275,7 @@ def _layer_number_warning(file_format: PlacementFormat, placement: ExpertPlaceme
     """Returns a warning if a reader would take `layers` for other layers."""
     if (
         file_format.by_layer_number
-        and not file_format.numbers_optional
+        and file_format.name not in NUMBERS_OPTIONAL
         and placement.numbering is LayerNumbering.UNKNOWN
     ):
         meaning = UNKNOWN_NUMBERS

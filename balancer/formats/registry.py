@@ -75,13 +75,11 @@ class PlacementFormat(Format):
     Attributes:
         by_layer_number: readers of the file identify a layer by its number in the model, dense
             layers counted; otherwise by its position among the layers with experts.
-        numbers_optional: the file leaves out numbers that are unknown.
     """
 
     read: Callable[[DecodedFile, int | None], ExpertPlacement]
     write: Callable[[Path, ExpertPlacement], None]
     by_layer_number: bool = False
-    numbers_optional: bool = False
 
 
 FIELD_SUFFIXES = ".json", ".npz", ".safetensors"
@@ -202,7 +200,6 @@ PLACEMENT_FORMATS = (
         _with_rank_count(equipoise_files.unpack_placement),
         lambda path, value: write_bytes(path, equipoise_files.pack_placement(value)),
         by_layer_number=True,
-        numbers_optional=True,
     ),
     PlacementFormat(
         "tensorrt-llm",

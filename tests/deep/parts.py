@@ -398,7 +398,7 @@ PARTS = (
     ),
     Part(
         name="types",
-        proves="a second type checker, pyright, finds nothing (every commit runs mypy)",
+        proves="pyright, a second type checker, finds nothing in the package (mypy: every commit)",
         takes="five minutes (estimate)",
         steps=types,
     ),

@@ -21,12 +21,12 @@ from equipoise.cli.offline import (
     MAX_SLOTS,
     STATISTICS,
     check_outputs,
+    drop_empty_layers,
     load_placement,
     load_statistics,
     print_written,
     ranks_to_serve,
     usage_errors,
-    warn_of_dropped_layers,
     write_figures,
 )
 from equipoise.cli.progress import part_progress_for
@@ -179,10 +179,7 @@ def _load(
 
     if isinstance(trace, CountsTrace) and trace.steps <= MAX_WINDOWS:
         statistics = load_statistics(request.statistics)
-        kept = statistics.without_empty_layers()
-        if not statistics.empty_layers:
-            warn_of_dropped_layers(request.statistics, kept)
-        return kept, None
+        return drop_empty_layers(request.statistics, statistics), None
     with usage_errors():
         windows = windows_of(steps_of(trace, request, request.ranks or 1))
     if not windows.statistics.layers:

@@ -140,6 +140,14 @@ def warn_of_dropped_layers(path: Path, statistics: "ExpertStatistics") -> None:
         warn(f"{path}: no rows in layers {layers} (dense?): they are left out")
 
 
+def drop_empty_layers(path: Path, statistics: "ExpertStatistics") -> "ExpertStatistics":
+    """Only the layers that have rows, with a warning of those that do not."""
+    kept = statistics.without_empty_layers()
+    if kept is not statistics:
+        warn_of_dropped_layers(path, kept)
+    return kept
+
+
 def load_placement(flag: str, path: Path, ranks: int | None) -> "ExpertPlacement":
     """Raises UsageError that names the flag."""
     from equipoise.balancer.formats import read_placement

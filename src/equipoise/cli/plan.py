@@ -24,13 +24,13 @@ from equipoise.cli.offline import (
     MAX_SLOTS,
     STATISTICS,
     check_outputs,
+    drop_empty_layers,
     load_placement,
     load_statistics,
     print_written,
     ranks_to_serve,
     usage_errors,
     warn,
-    warn_of_dropped_layers,
     write_figures,
 )
 from equipoise.hal.errors import PlacementError, UsageError
@@ -152,9 +152,7 @@ def plan(request: PlanRequest, command: str) -> int:
 
     validate(request)
     all_statistics = load_statistics(request.statistics)
-    statistics = all_statistics.without_empty_layers()
-    if not all_statistics.empty_layers:
-        warn_of_dropped_layers(request.statistics, statistics)
+    statistics = drop_empty_layers(request.statistics, all_statistics)
     installed_file = _load_installed(request, all_statistics)
     installed = _select_layers(request, statistics, installed_file)
     request = _with_shape(request, statistics, installed)
