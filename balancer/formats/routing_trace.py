@@ -96,6 +96,8 @@ class CountsTrace:
         source: format and path, for messages.
         open_blocks: begins to read the counts, so many steps at once.
         recorders: how many ranks recorded them; None if the file does not tell.
+        empty_layers: numbers of layers that the file has and `layers` leaves out, because no step
+            has rows in them.
     """
 
     layers: tuple[int, ...]
@@ -105,6 +107,7 @@ class CountsTrace:
     source: str
     open_blocks: Callable[[int], Iterator[Ids]] = field(repr=False)
     recorders: int | None = None
+    empty_layers: tuple[int, ...] = ()
 
     def blocks(self, most_bytes: int) -> Iterator[Ids]:
         """Reads int32 (steps, layers, experts), block by block, from the first step.

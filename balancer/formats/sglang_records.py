@@ -200,7 +200,10 @@ def _counts(recording: _Recording) -> CountsTrace:
             yield checked_block(recording.path, block, first, layers)
 
     source = f"{SGLANG_RECORDS}: {recording.path}"
-    return CountsTrace(layers, recording.experts, None, len(groups), source, open_blocks)
+    empty = tuple(np.flatnonzero(~used).tolist())
+    return CountsTrace(
+        layers, recording.experts, None, len(groups), source, open_blocks, empty_layers=empty
+    )
 
 
 def _logical_counts(recording: _Recording, records: list[_Record]) -> npt.NDArray[np.int64]:

@@ -39,6 +39,7 @@ def trace_of_statistics(path: Path, statistics: ExpertStatistics) -> CountsTrace
         statistics.source,
         open_blocks,
         statistics.recorders,
+        statistics.empty_layers,
     )
 
 
@@ -79,7 +80,9 @@ def open_count_array(path: Path) -> CountsTrace:
             yield block if len(kept) == layers else np.ascontiguousarray(block[:, kept])
 
     kept_numbers = tuple(numbers[layer] for layer in kept)
-    return CountsTrace(kept_numbers, experts, None, steps, f"npy: {path}", open_blocks)
+    empty = tuple(sorted(set(numbers) - set(kept_numbers)))
+    source = f"npy: {path}"
+    return CountsTrace(kept_numbers, experts, None, steps, source, open_blocks, empty_layers=empty)
 
 
 def _layers_with_rows(blocks: Iterator[Ids], layers: int) -> list[int]:

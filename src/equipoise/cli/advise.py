@@ -27,6 +27,7 @@ from equipoise.cli.offline import (
     print_written,
     ranks_to_serve,
     usage_errors,
+    warn_of_dropped_layers,
     write_figures,
 )
 from equipoise.cli.progress import part_progress_for
@@ -184,6 +185,8 @@ def _load(
         windows = windows_of(steps_of(trace, request, request.ranks or 1))
     if not windows.statistics.layers:
         raise UsageError(f"{request.statistics}: all counts are 0: there is nothing to balance")
+    if isinstance(trace, CountsTrace):
+        warn_of_dropped_layers(request.statistics, trace.empty_layers)
     return windows.statistics, windows.step_rows
 
 

@@ -68,7 +68,7 @@ def convert(request: ConvertRequest, command: str) -> int:
     check_folder("OUT", request.out.parent)
     contents = _read(request)
     if not isinstance(contents, formats.ExpertPlacement):
-        warn_of_dropped_layers(request.source, contents)
+        warn_of_dropped_layers(request.source, contents.empty_layers)
     place = describe_path(request.out)
     target, loss = _write(request, contents)
     if loss:

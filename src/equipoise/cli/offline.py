@@ -68,7 +68,7 @@ def load_statistics(path: Path, during: "IterationRange | None" = None) -> "Expe
 
     with usage_errors():
         statistics = count_routed_experts(path) or read_statistics(path)
-    warn_of_dropped_layers(path, statistics)
+    warn_of_dropped_layers(path, statistics.empty_layers)
     if during is not None:
         with usage_errors(f"--range: {path}"):
             statistics = statistics.select_iterations(during)
@@ -131,12 +131,12 @@ def ranks_to_serve(ranks: int | None, path: Path, recorded: int | None) -> int:
     return recorded
 
 
-def warn_of_dropped_layers(path: Path, statistics: "ExpertStatistics") -> None:
-    """Warn of layers of the file that have no rows, which plans and files are without."""
-    if statistics.empty_layers:
+def warn_of_dropped_layers(path: Path, empty_layers: Sequence[int]) -> None:
+    """Warn of layers of the file that have no rows, which plans, files and replays are without."""
+    if empty_layers:
         from equipoise.balancer.experts.placement import format_ranges
 
-        layers = format_ranges(list(statistics.empty_layers))
+        layers = format_ranges(list(empty_layers))
         warn(f"{path}: no rows in layers {layers} (dense?): they are left out")
 
 
@@ -144,7 +144,7 @@ def drop_empty_layers(path: Path, statistics: "ExpertStatistics") -> "ExpertStat
     """Only the layers that have rows, with a warning of those that do not."""
     kept = statistics.without_empty_layers()
     if kept is not statistics:
-        warn_of_dropped_layers(path, kept)
+        warn_of_dropped_layers(path, kept.empty_layers)
     return kept
 
 

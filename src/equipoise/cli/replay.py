@@ -24,6 +24,7 @@ from equipoise.cli.offline import (
     print_written,
     ranks_to_serve,
     usage_errors,
+    warn_of_dropped_layers,
     write_figures,
     write_page,
 )
@@ -142,6 +143,7 @@ def _replay(request: ReplayRequest) -> "Replay":
 
 
 def _inputs(request: ReplayRequest) -> "ReplayInputs":
+    from equipoise.balancer.formats import CountsTrace
     from equipoise.report.replay.inputs import ReplayInputs
 
     hardware = hardware_of(request, moves=True)
@@ -150,6 +152,8 @@ def _inputs(request: ReplayRequest) -> "ReplayInputs":
     if ranks % request.nodes:
         raise UsageError(f"--nodes {request.nodes} do not divide {ranks} ranks")
     source = steps_of(trace, request, ranks, request.range)
+    if isinstance(trace, CountsTrace):
+        warn_of_dropped_layers(request.trace, trace.empty_layers)
     inputs = ReplayInputs(
         source=source,
         ranks=ranks,

@@ -383,9 +383,10 @@ def test_advise_takes_tokens_as_an_engine_returned_them(equipoise: Callable[...,
 
 def test_advise_sums_steps_of_a_long_trace_into_windows(equipoise: Callable[..., Any]) -> None:
     steps = np.tile(np.load("counts.npy")[:1], (3000, 1, 1))
-    np.save("long.npy", steps)
+    np.save("long.npy", np.insert(steps, 0, 0, axis=1))
     answer = equipoise("advise", "long.npy", *RANKS)
     assert answer.code == 0
+    assert "long.npy: no rows in layers 0 (dense?): they are left out" in answer.err
     words = " ".join(answer.out.split())
     assert "375 windows" in words
     [rows] = {int(layer.sum()) for layer in steps[0]}

@@ -163,6 +163,15 @@ def test_replay_range_is_that_part_of_the_trace(
     assert equipoise(*COMMAND, "--range", "20-50", "--quiet").out == part.out
 
 
+def test_replay_names_layers_that_it_leaves_out(
+    equipoise: Callable[..., Any], trace: np.ndarray[Any, Any]
+) -> None:
+    np.save("dense.npy", np.insert(trace, 0, 0, axis=1))
+    answer = equipoise("replay", "dense.npy", *COMMAND[2:], "--quiet")
+    assert "dense.npy: no rows in layers 0 (dense?): they are left out" in answer.err
+    assert answer.out == equipoise(*COMMAND, "--quiet").out
+
+
 def test_replay_without_matplotlib_prints_table_and_warns(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
