@@ -82,7 +82,7 @@ def resolve_arguments(
     stock(server_args)
     arguments = resolving_view(server_args)
     if not arguments.enable_eplb:
-        raise IntegrationError("equipoise: eplb_policy needs --enable-eplb")
+        raise IntegrationError("equipoise cannot be switched on: eplb_policy needs --enable-eplb")
     if is_local:
         local_dispatch.check_arguments(arguments)
     # As SGLang does for its own EPLB: its logging is not configured yet, and would drop less.

@@ -150,12 +150,14 @@ def check_arguments(arguments: Any) -> None:
     """Raise `IntegrationError`, one line, where SGLang's arguments do not go with this dispatch."""
     if arguments.ep_dispatch_algorithm != REPLACED_ALGORITHM:
         raise IntegrationError(
-            f"equipoise: dispatch local takes the place of --ep-dispatch-algorithm "
-            f"{REPLACED_ALGORITHM}, not of {arguments.ep_dispatch_algorithm}"
+            "equipoise cannot be switched on: dispatch local takes the place of "
+            f"--ep-dispatch-algorithm {REPLACED_ALGORITHM}, not of "
+            f"{arguments.ep_dispatch_algorithm}"
         )
     if arguments.elastic_ep_backend is not None:
         raise IntegrationError(
-            "equipoise: dispatch local is not for --elastic-ep-backend, where ranks come and go"
+            "equipoise cannot be switched on: dispatch local is not for --elastic-ep-backend, "
+            "where ranks come and go"
         )
 
 
@@ -245,7 +247,7 @@ def _open(device: torch.device) -> tuple[Accelerator, EngineStreams]:
     if not accelerator.kernels.levels_on_device:
         accelerator.close()
         raise IntegrationError(
-            f"equipoise: dispatch local is not for a device of type {device.type}: each layer "
-            "would wait for the host"
+            "equipoise cannot be switched on: dispatch local is not for a device of type "
+            f"{device.type}: each layer would wait for the host"
         )
     return accelerator, streams

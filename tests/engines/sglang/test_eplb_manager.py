@@ -230,7 +230,7 @@ def test_sglang_start_needs_eplb_to_be_enabled(play: Play) -> None:
         play("eplb_manager:start", 1, settings=OURS, **arguments)[0]["error"]
         for arguments in ({}, {"enable_eplb": True, "ep_size": 2, "tp_size": 2})
     )
-    assert (off, on) == ("equipoise: eplb_policy needs --enable-eplb", None)
+    assert (off, on) == ("equipoise cannot be switched on: eplb_policy needs --enable-eplb", None)
 
 
 def test_sglang_without_settings_is_stock(play: Play) -> None:

@@ -177,12 +177,13 @@ def test_sglang_start_with_local_dispatch_takes_replaced_algorithm(
     [
         (
             {"moe_a2a_backend": "deepep", "ep_dispatch_algorithm": "static"},
-            "equipoise: dispatch local takes the place of --ep-dispatch-algorithm dynamic, not of "
-            "static",
+            "equipoise cannot be switched on: dispatch local takes the place of "
+            "--ep-dispatch-algorithm dynamic, not of static",
         ),
         (
             {"moe_a2a_backend": "mooncake", "elastic_ep_backend": "mooncake"},
-            "equipoise: dispatch local is not for --elastic-ep-backend, where ranks come and go",
+            "equipoise cannot be switched on: dispatch local is not for --elastic-ep-backend, "
+            "where ranks come and go",
         ),
     ],
 )
