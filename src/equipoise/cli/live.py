@@ -18,7 +18,7 @@ from typing import Protocol, TextIO
 
 from equipoise.connection import is_launched
 from equipoise.demo.progress import LiveMessage
-from equipoise.demo.settings import RunSettings, available_variants
+from equipoise.demo.settings import RunSettings, served_variants
 from equipoise.demo.traffic import Traffic, load_phases
 from equipoise.report.live.frame import ASCII, UNICODE, Glyphs, render_frame
 from equipoise.report.live.state import LiveSetup, LiveState
@@ -303,11 +303,7 @@ def live_setup(settings: RunSettings, layers: int, experts: int) -> LiveSetup:
         phases=tuple(phase.name for phase in phases),
         switch_steps=traffic.switch_steps,
         steps=settings.steps,
-        passes=tuple(
-            name
-            for name in available_variants(settings)
-            if not settings.variants or name in settings.variants
-        ),
+        passes=served_variants(settings),
         tokens=traffic.tokens,
         cores=0 if settings.backend != "cpu" or is_launched() else len(os.sched_getaffinity(0)),
     )

@@ -19,18 +19,23 @@ SILENT = 10.0
 
 
 class RunProgressBars:
-    """One bar per pass over the traffic."""
+    """One bar per pass over the traffic, of which there are `passes`."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, passes: int = 1) -> None:
+        self._stream, self._passes, self._begun = stream, passes, 0
         self._bar: tqdm[NoReturn] | None = None
 
     def variant(self, name: str, steps: int) -> None:
         """A pass over the traffic begins."""
         self.done()
-        shape = "{desc:<11}{bar} {n_fmt}/{total_fmt} steps {elapsed}{postfix}"
+        self._begun += 1
+        shape = "{desc:<20}{bar} {n_fmt}/{total_fmt} steps {elapsed}{postfix}"
         self._bar = tqdm(
-            desc=name, total=steps, file=self._stream, bar_format=shape, dynamic_ncols=True
+            desc=_numbered(name, self._begun, self._passes),
+            total=steps,
+            file=self._stream,
+            bar_format=shape,
+            dynamic_ncols=True,
         )
 
     def step(self, done: int, imbalance: float, note: str) -> None:
@@ -50,15 +55,17 @@ class RunProgressBars:
 
 
 class RunProgressLines:
-    """`LINES_PER_VARIANT` lines per pass, for logs."""
+    """`LINES_PER_VARIANT` lines per pass, for logs; there are `passes`."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, passes: int = 1) -> None:
+        self._stream, self._passes, self._begun = stream, passes, 0
         self._name, self._steps, self._next = "", 0, 0
 
     def variant(self, name: str, steps: int) -> None:
         """A pass over the traffic begins."""
-        self._name, self._steps, self._next = name, steps, 1
+        self._begun += 1
+        self._name = _numbered(name, self._begun, self._passes)
+        self._steps, self._next = steps, 1
 
     def step(self, done: int, imbalance: float, note: str) -> None:
         """`done` steps are through."""
@@ -76,11 +83,16 @@ class RunProgressLines:
         """Nothing stays open."""
 
 
-def run_progress_for(wish: str) -> RunProgress:
-    """What suits standard error; `hidden` is silent."""
+def run_progress_for(wish: str, passes: int = 1) -> RunProgress:
+    """What suits standard error, for so many passes over the traffic; `hidden` is silent."""
     if wish == "hidden":
         return NoProgress()
-    return RunProgressBars(sys.stderr) if sys.stderr.isatty() else RunProgressLines(sys.stderr)
+    display = RunProgressBars if sys.stderr.isatty() else RunProgressLines
+    return display(sys.stderr, passes)
+
+
+def _numbered(name: str, number: int, passes: int) -> str:
+    return name if passes == 1 else f"{name} ({number} of {passes})"
 
 
 class PartProgress(Protocol):

@@ -19,7 +19,15 @@ from equipoise.cli.run_options import (
 from equipoise.cli.validation import refuse_ineffective, validate
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_record import RunRecord, save_record
-from equipoise.demo.settings import EXPERTS, LAYERS, MOVES, PLANS, Balance, RunSettings
+from equipoise.demo.settings import (
+    EXPERTS,
+    LAYERS,
+    MOVES,
+    PLANS,
+    Balance,
+    RunSettings,
+    served_variants,
+)
 from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.report.run.chrome_trace import render_trace
 from equipoise.report.run.html import PlotsMissing, render_html
@@ -125,7 +133,9 @@ def _shown_progress(request: RunRequest) -> Iterator[RunProgress]:
         with LiveSession(setup, sys.stdout) as display:
             yield display
         return
-    progress = run_progress_for("hidden" if request.settings.live else request.progress)
+    passes = len(served_variants(request.settings)) + 1  # and the reference process
+    wish = "hidden" if request.settings.live else request.progress
+    progress = run_progress_for(wish, passes)
     try:
         yield progress
     finally:

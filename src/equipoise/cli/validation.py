@@ -30,6 +30,7 @@ from equipoise.demo.settings import (
     Shares,
     VariantName,
     available_variants,
+    served_variants,
 )
 from equipoise.hal.errors import UsageError
 from equipoise.option import flag_of
@@ -70,15 +71,11 @@ def check_ineffective_options(request: RunRequest) -> None:
     _check_variants(settings)
     how = f"with --commit {settings.commit}"
     refuse_ineffective(explicit, INEFFECTIVE_WITH_COMMIT[settings.commit], how)
-    if "headroom" in explicit and not set(_served(settings)) & LEVELLED_VARIANTS:
+    if "headroom" in explicit and not set(served_variants(settings)) & LEVELLED_VARIANTS:
         raise UsageError(
             "--headroom has no meaning without a variant that levels each batch: local, node or "
             "exact"
         )
-
-
-def _served(settings: RunSettings) -> tuple[VariantName, ...]:
-    return settings.variants or available_variants(settings)
 
 
 def refuse_ineffective(explicit: Set[str], reasons: Mapping[str, str], how: str) -> None:

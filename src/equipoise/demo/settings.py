@@ -23,6 +23,7 @@ __all__ = [
     "Shares",
     "VariantName",
     "available_variants",
+    "served_variants",
     "staging_buffers",
 ]
 EXPERTS = 32
@@ -284,6 +285,12 @@ def available_variants(run: RunSettings) -> tuple[VariantName, ...]:
     idle = {run.shares, *([Shares.NODE] if run.nodes == 1 else [])}
     other_modes = [mode for mode in Shares if mode not in idle] if reads_shares else []
     return (VariantName.UNBALANCED, *(VariantName(mode) for mode in (*other_modes, run.shares)))
+
+
+def served_variants(run: RunSettings) -> tuple[VariantName, ...]:
+    """The variants that a run serves, in order; the one that it is about is the last."""
+    names = available_variants(run)
+    return tuple(name for name in names if not run.variants or name in run.variants)
 
 
 LAYERS_IN_FLIGHT = 2

@@ -65,7 +65,7 @@ from equipoise.demo.settings import (
     ExchangeForm,
     RunSettings,
     VariantName,
-    available_variants,
+    served_variants,
     staging_buffers,
 )
 from equipoise.hal import registry
@@ -153,8 +153,7 @@ def variants_of_run(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
     """The variants that a run serves, in order; the one that it is about is the last."""
     return tuple(
         Variant(name, experts if name is VariantName.UNBALANCED else settings.slots)
-        for name in available_variants(settings)
-        if not settings.variants or name in settings.variants
+        for name in served_variants(settings)
     )
 
 

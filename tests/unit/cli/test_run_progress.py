@@ -32,6 +32,18 @@ def test_run_progress_log_is_bounded_and_ends_with_last_step(steps: int) -> None
     assert log_lines[-1] == f"exact: {steps}/{steps} steps, imbalance 0.500"
 
 
+def test_run_progress_numbers_passes() -> None:
+    stream = io.StringIO()
+    lines = RunProgressLines(stream, passes=2)
+    for name in ("local", "reference"):
+        lines.variant(name, 1)
+        lines.step(1, 0.5, "")
+    assert stream.getvalue().splitlines() == [
+        "local (1 of 2): 1/1 steps, imbalance 0.500",
+        "reference (2 of 2): 1/1 steps, imbalance 0.500",
+    ]
+
+
 def test_run_progress_omits_unknown_imbalance() -> None:
     stream = io.StringIO()
     lines = RunProgressLines(stream)
