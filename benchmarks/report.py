@@ -1257,9 +1257,11 @@ HEADLINES = (
              PLACEMENT, "moved_steady"),
     Headline("imbalance of a batch of 128 tokens per rank there, `local` shares, no collective",
              SHARES, "local_128"),
-    Headline("slots that a rebalance of vLLM's own EPLB moves while the load is steady",
+    Headline("slots that a rebalance of vLLM's own EPLB moves while a generated load is steady, a "
+             "million tokens per window",
              VLLM, "stock_moved", in_readme=True),
-    Headline("the same with Equipoise's policy in vLLM", VLLM, "policy_moved", in_readme=True),
+    Headline("the same with Equipoise's policy in vLLM (small windows: 4 % to 11 %)",
+             VLLM, "policy_moved", in_readme=True),
     Headline("experts that Equipoise's policy copies in SGLang, over SGLang's own, recorded load",
              SGLANG, "recorded", in_readme=True),
     Headline("time of a plan in vllm-ascend over its default planner's", VLLM_ASCEND, "seconds"),
