@@ -216,6 +216,13 @@ def test_replay_memory_says_what_slots_cost(equipoise: Callable[..., Any]) -> No
     assert {one["slots"]: one["batch"] for one in outcomes} == {8: 1.0, 12: 0.5}
 
 
+def test_replay_table_separates_columns_of_large_figures(equipoise: Callable[..., Any]) -> None:
+    sizes = ("--memory", "60GiB", "--kv-bytes-per-token", "1KiB", "--expert-bytes", "1MiB")
+    answer = equipoise(*COMMAND, *sizes, "--quiet")
+    [row] = [line for line in answer.out.splitlines() if line.startswith("no balancer ")]
+    assert row.split()[-3:] == ["-", "62,910,464", "-"]
+
+
 def test_replay_takes_ranks_from_counts_that_name_them(
     equipoise: Callable[..., Any], trace: np.ndarray[Any, Any]
 ) -> None:

@@ -1,6 +1,6 @@
 """The table of `equipoise replay`: the decision, a row per candidate, what it rests on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import fill
 
 from equipoise.report.replay.decision import Decision, decide, steps_to_first_plan, unpriced_cost
@@ -10,9 +10,10 @@ from equipoise.report.terminal import ColourMode, TextStyle, styled
 from equipoise.report.text import format_size, pluralize
 
 WIDTH = 100
-NAME = 30
 MISSING = "-"
 HEADS = "", "slots", "imbalance", "p95", "step", "plans", "moved", "paused", "KV", "gain"
+WIDTHS = 30, 7, 10, 8, 9, 6, 10, 8, 9, 8
+"""Of the columns; one that has longer cells is wider."""
 
 
 def render(replay: Replay, colours: ColourMode) -> str:
@@ -73,11 +74,14 @@ def title(replay: Replay) -> str:
 
 
 def _rows(replay: Replay, decision: Decision, colours: ColourMode) -> Iterator[str]:
-    width = max(NAME, *(len(one.name) + 1 for one in replay.outcomes))
-    yield styled(_aligned(HEADS, width), TextStyle.DIM, colours)
-    for one in replay.outcomes:
-        row = _aligned(cells(replay, one), width)
-        yield styled(row, TextStyle.BOLD, colours) if one is decision.best else row
+    table = [cells(replay, one) for one in replay.outcomes]
+    widths = [
+        max(least, *(len(row[column]) + 1 for row in table)) for column, least in enumerate(WIDTHS)
+    ]
+    yield styled(_aligned(HEADS, widths), TextStyle.DIM, colours)
+    for one, row in zip(replay.outcomes, table, strict=True):
+        line = _aligned(row, widths)
+        yield styled(line, TextStyle.BOLD, colours) if one is decision.best else line
 
 
 def cells(replay: Replay, one: Outcome) -> tuple[str, ...]:
@@ -116,10 +120,9 @@ def _paused(replay: Replay, one: Outcome) -> str:
     return f"{one.pauses:.2f} s"
 
 
-def _aligned(cells: tuple[str, ...], name_width: int) -> str:
-    widths = 7, 10, 8, 9, 6, 10, 8, 9, 8
-    rest = "".join(f"{cell:>{width}}" for cell, width in zip(cells[1:], widths, strict=True))
-    return f"{cells[0]:<{name_width}}{rest}".rstrip()
+def _aligned(cells: tuple[str, ...], widths: Sequence[int]) -> str:
+    rest = "".join(f"{c:>{width}}" for c, width in zip(cells[1:], widths[1:], strict=True))
+    return f"{cells[0]:<{widths[0]}}{rest}".rstrip()
 
 
 def _refusals(replay: Replay) -> Iterator[str]:
