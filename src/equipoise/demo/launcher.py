@@ -29,8 +29,9 @@ CHECK = 0.5
 """Seconds between two looks at the heartbeats."""
 MAX_SILENCE = 0.85
 """The part of the deadline that a rank may be silent; its peers notice earlier, and know more."""
-START = 60.0
-"""Seconds until a rank's first heartbeat: it has to import torch."""
+START = 180.0
+"""Seconds until a rank's first heartbeat: it has to import torch, which took over 60 s on a machine
+with twenty busy processes per core."""
 GRACE = 0.1
 """The part of the deadline that ranks get to end by themselves after the first one failed."""
 
@@ -196,7 +197,12 @@ class RankProcesses:
             if count != self._beats[rank][0]:
                 self._beats[rank] = (count, now)
             silence = now - self._beats[rank][1]
-            if silence > (MAX_SILENCE * deadline if count else max(START, deadline)):
+            if not count and silence > max(START, deadline):
+                raise ControlError(
+                    f"rank {rank} gave no sign of life in the {silence:.0f} s since its start: on "
+                    f"a busy machine raise --deadline above that (now {deadline:g} s)"
+                )
+            if count and silence > MAX_SILENCE * deadline:
                 how = f"fell silent {silence:.0f} s ago"
                 self._host.report_loss(rank, how)
                 raise RankLost(rank, how, operation)
