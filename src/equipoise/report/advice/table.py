@@ -325,7 +325,8 @@ def _columns(
     known = [
         place for place in range(len(heads)) if any(texts[place] != MISSING for _, texts in lines)
     ]
-    widths = [max(COLUMN, len(heads[place]) + 1) for place in known]
+    texts_by_place = list(zip(heads, *(texts for _, texts in lines), strict=True))
+    widths = [max(COLUMN, *(len(text) + 1 for text in texts_by_place[place])) for place in known]
     first = min(NAME, WIDTH - sum(widths))
     lines.insert(0, (f"  {title}" if title else "", heads))
     for name, texts in lines:
