@@ -168,7 +168,7 @@ def part_progress_for(wish: str, name: str) -> PartProgress:
 
 
 def _words(imbalance: float, note: str) -> str:
-    words = [] if math.isnan(imbalance) else [f"imbalance {imbalance:.3f}"]
+    words = [] if math.isnan(imbalance) else [f"summed imbalance {imbalance:.3f}"]
     return ", ".join([*words, note] if note else words)
 
 

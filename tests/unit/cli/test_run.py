@@ -121,7 +121,7 @@ def test_run_quiet_prints_only_the_table(
     equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
     loud, quiet = equipoise("run"), equipoise("run", "--quiet")
-    assert "unbalanced (1 of 6): 12/12 steps, imbalance 0.250" in loud.err
+    assert "unbalanced (1 of 6): 12/12 steps, summed imbalance 0.250" in loud.err
     assert quiet.err == ""
     assert quiet.out == loud.out
 

@@ -29,7 +29,7 @@ def test_run_progress_log_is_bounded_and_ends_with_last_step(steps: int) -> None
         lines.step(step, 0.5, "")
     log_lines = stream.getvalue().splitlines()
     assert 1 <= len(log_lines) <= LINES_PER_VARIANT
-    assert log_lines[-1] == f"exact: {steps}/{steps} steps, imbalance 0.500"
+    assert log_lines[-1] == f"exact: {steps}/{steps} steps, summed imbalance 0.500"
 
 
 def test_run_progress_numbers_passes() -> None:
@@ -39,8 +39,8 @@ def test_run_progress_numbers_passes() -> None:
         lines.variant(name, 1)
         lines.step(1, 0.5, "")
     assert stream.getvalue().splitlines() == [
-        "local (1 of 2): 1/1 steps, imbalance 0.500",
-        "reference (2 of 2): 1/1 steps, imbalance 0.500",
+        "local (1 of 2): 1/1 steps, summed imbalance 0.500",
+        "reference (2 of 2): 1/1 steps, summed imbalance 0.500",
     ]
 
 
