@@ -16,6 +16,7 @@ from equipoise.balancer.formats.routing_trace import (
     RoutingTrace,
     TraceUnit,
 )
+from equipoise.report.text import pluralize
 
 StepCounts = npt.NDArray[np.int32]
 """(steps, layers, experts): rows of all ranks together."""
@@ -231,7 +232,13 @@ class TokenSteps:
             return "steps are those of the trace"
         if self.phase is Phase.PREFILL:
             return f"a step is the next {self.step_tokens:,} tokens, request after request"
-        return f"a step is the next token of each of {self.step_tokens:,} requests"
+        requests = self.trace.part_count
+        if requests >= self.step_tokens:
+            return f"a step is the next token of each of {self.step_tokens:,} requests"
+        return (
+            f"a step is the next token of each of {pluralize(requests, 'request')}, all that the "
+            f"trace has: steps of {self.step_tokens:,} need a trace of more requests"
+        )
 
     def blocks(self) -> Iterator[StepBlock]:
         """As many steps at a time as fit."""

@@ -136,3 +136,12 @@ def test_counts_by_rank_leave_out_tokens_without_expert() -> None:
     assert by_rank[0, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
     assert by_rank[1, 0].tolist() == [0, 1, 0, 1, 0, 0, 0, 0]
     assert by_rank[:, 1].sum() == 1
+
+
+def test_decode_steps_say_where_trace_has_fewer_requests() -> None:
+    enough, few = (TokenSteps(requests([3, 4]), 1, n, Phase.DECODE).description for n in (2, 256))
+    assert enough == "a step is the next token of each of 2 requests"
+    assert few == (
+        "a step is the next token of each of 2 requests, all that the trace has: steps of 256 "
+        "need a trace of more requests"
+    )
