@@ -166,7 +166,7 @@ class RebalanceReport:
 
     Attributes:
         number: number of the rebalance.
-        opened_at: the boundary at which its load window was closed.
+        opened_at: the boundary that opened it, one step after its load window was closed.
         step: the boundary at which it ended.
         outcome: `committed`, `unchanged` if the plan left every slot as it was, or the reason of
             the abort.

@@ -181,7 +181,7 @@ class RebalanceRecord:
 
     Attributes:
         number: number of the rebalance.
-        opened_at: the boundary at which its load window was closed.
+        opened_at: the boundary that opened it, one step after its load window was closed.
         ended_at: the boundary at which it was fully committed, or aborted.
         outcome: `committed`, `unchanged`, or the reason of the abort.
         layers: number of layers whose placement the plan changes.

@@ -14,7 +14,7 @@ class RunProgress(Protocol):
         ...
 
     def step(self, done: int, imbalance: float, note: str) -> None:
-        """`done` steps of it are through; `imbalance` is the last step's, over ranks."""
+        """`done` steps of it are through; `imbalance` is that of the last summed steps."""
         ...
 
     def live(self, message: LiveMessage) -> None:

@@ -21,7 +21,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Rebalance:
-    """One rebalance: closed its load window before `opened_at`, took effect before `step`."""
+    """One rebalance: opened before `opened_at`, took effect before `step`."""
 
     number: int
     opened_at: int
