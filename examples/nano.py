@@ -18,11 +18,12 @@ import equipoise
 from equipoise import events
 
 SHAPE = equipoise.ExpertShape(layers=1, experts=8, slots=12, ranks=2)
-WIDTH, TOKENS, TOP_K, STEPS = 16, 512, 2, 24
+WIDTH, TOKENS, TOP_K = 16, 512, 2
 POPULARITY = torch.tensor([1.0, 1.0, 8.0, 8.0, 1.0, 1.0, 1.0, 1.0])
 
 # A rebalance may begin every 8 steps, with the load of the 4 steps before.
 CONFIG = equipoise.BalancerConfig(window_size=4, step_interval=8, sub_window=4)
+MAX_STEPS, STEPS_AFTER_COMMIT = 2000, 12
 
 
 def expert(number: int) -> torch.Tensor:
@@ -50,13 +51,17 @@ def serve(ranks: equipoise.Connection) -> None:
         if narrator is not None:
             print(f"{balancer.memory_report}\n\nplacement {placement}\n\nstep  what")
         chance = torch.Generator().manual_seed(ranks.rank)
-        for step in range(STEPS):
+        for step in range(MAX_STEPS):
             expert_ids = torch.multinomial(POPULARITY.expand(TOKENS, -1), TOP_K, generator=chance)
             # 4. Before a step the engine settles the vote that was cast in the step before, and
             #    acts on it. The planner, transfers and the next vote overlap with the step.
             with balancer.step(step):
                 ranks.compute.launch(partial(forward, balancer, step, expert_ids.int()))
             ranks.compute.synchronize(ranks.deadline)
+            # Both ranks commit before the same step, so both stop after the same one.
+            commits = [done.step for done in balancer.reports if done.outcome == "committed"]
+            if commits and step >= commits[0] + STEPS_AFTER_COMMIT:
+                break
         installed = balancer.layout.placement[0].tolist()
 
     # 5. The proof: every slot holds the expert that the installed placement says.
