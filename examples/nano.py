@@ -62,6 +62,8 @@ def serve(ranks: equipoise.Connection) -> None:
             commits = [done.step for done in balancer.reports if done.outcome == "committed"]
             if commits and step >= commits[0] + STEPS_AFTER_COMMIT:
                 break
+        else:
+            sys.exit(f"no rebalance was committed in {MAX_STEPS:,} steps")
         installed = balancer.layout.placement[0].tolist()
 
     # 5. The proof: every slot holds the expert that the installed placement says.

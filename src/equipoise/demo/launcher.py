@@ -85,7 +85,7 @@ class RankProcesses:
 
         Raises:
             RankLost: a rank was killed or stopped.
-            ControlError: a rank failed by itself; names it and quotes its error.
+            ControlError: a rank did not come up, or failed by itself; names it and quotes its error.
         """
         expiry: float | None = None
         while self._alive():
