@@ -85,7 +85,8 @@ class RankProcesses:
 
         Raises:
             RankLost: a rank was killed or stopped.
-            ControlError: a rank did not come up, or failed by itself; names it and quotes its error.
+            ControlError: a rank did not come up, or failed by itself; names it, and quotes the
+                error that it reported.
         """
         expiry: float | None = None
         while self._alive():
