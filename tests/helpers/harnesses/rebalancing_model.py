@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from helpers.processes.thread_ranks import GroupMember, on_ranks
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.balancer import (
     ExpertBalancer,
@@ -137,7 +138,7 @@ def rebalance(
             "window_size": 2,
             "step_interval": 4,
             "sub_window": 2,
-            "timeout": 8.0,
+            "timeout": WATCHDOG,
             **config,
         }
     )

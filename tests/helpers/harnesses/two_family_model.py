@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from helpers.processes.thread_ranks import GroupMember
 from helpers.strategies.expert_tensors import Part, tensors_of
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
@@ -144,7 +145,7 @@ def in_place_from_host(context: LayerGroupContext) -> UpdatePathConfig:
 def settings(**config: Any) -> BalancerConfig:
     """Short rebalances."""
     defaults = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 6, "sub_window": 2}
-    return BalancerConfig(**{"name": "test", "timeout": 8.0, **defaults, **config})
+    return BalancerConfig(**{"name": "test", "timeout": WATCHDOG, **defaults, **config})
 
 
 def open_all(

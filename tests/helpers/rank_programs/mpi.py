@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,18 +49,17 @@ def lonely(fabric: Fabric) -> Any:
     return None
 
 
-def unmatched(fabric: Fabric, op: str) -> None:
-    """Rank 0 issues what nobody matches, and waits until its deadline."""
-    group = fabric.open("broken")
+def unmatched(fabric: Fabric) -> None:
+    """Rank 0 issues what nobody matches, each on a group of its own, and waits for the deadline."""
+    receiving, sending, summing = (fabric.open(name) for name in ("receive", "send", "sum"))
     if fabric.control.rank == 0:
-        data = torch.ones(70000)
-        calls = {
-            "irecv": lambda: group.irecv(data, 1),
-            "long isend": lambda: group.isend(data, 1),
-            "all_reduce": lambda: group.all_reduce(data),
-        }
-        work = calls[op]()
-        assert outcome(lambda: work.result(WATCHDOG))["error"] == "OperationTimeout"
+        works = (
+            receiving.irecv(torch.ones(70000), 1),
+            sending.isend(torch.ones(70000), 1),
+            summing.all_reduce(torch.ones(70000)),
+        )
+        for work in works:
+            assert outcome(partial(work.result, WATCHDOG))["error"] == "OperationTimeout"
     meet(fabric, "timed out")  # else rank 1 could leave before the deadline
 
 

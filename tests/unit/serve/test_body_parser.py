@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_setup import chat_request, proxied, run
+from helpers.watchdog import WATCHDOG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,13 @@ from equipoise.serve.body_parser import LARGE_BODY, BodyParser
 from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, ParsedRequest, parse_request
 from equipoise.serve.outcomes import ErrorResponse, RequestRefused
 from equipoise.serve.settings import RANK_HEADER, ClientRank
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that parses is a nice one: on a busy machine it may be late by any factor."""
+    monkeypatch.setattr(body_parser, "PARSE_TIMEOUT", WATCHDOG)
+
 
 LARGE = {"model": "m", "prompt": [7] * LARGE_BODY}
 

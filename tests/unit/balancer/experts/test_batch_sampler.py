@@ -14,6 +14,7 @@ from helpers.mutants.balancer_breakages import Around, FabricWith, SerialGroup
 from helpers.processes.thread_ranks import GroupMember, on_ranks
 from helpers.strategies.engine_events import RecordingSink
 from helpers.strategies.hypothesis_examples import few
+from helpers.watchdog import WATCHDOG
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,7 +104,7 @@ def batch(rank: int, step: int, layer: int, seed: int, sharing: int) -> torch.Te
 
 
 def config(changes: dict[str, Any]) -> BalancerConfig:
-    cadence = {"window_size": 4, "step_interval": 4, "sub_window": 2, "timeout": 8.0}
+    cadence = {"window_size": 4, "step_interval": 4, "sub_window": 2, "timeout": WATCHDOG}
     return BalancerConfig(name="sampled", **(cadence | changes))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.processes.thread_ranks import GroupMember, on_ranks
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
@@ -18,7 +19,12 @@ from equipoise.hal.slots import Segment, SlotLayout
 
 SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
 CONFIG = BalancerConfig(
-    name="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2, timeout=8.0
+    name="t",
+    shares=ShareMode.STATIC,
+    window_size=2,
+    step_interval=4,
+    sub_window=2,
+    timeout=WATCHDOG,
 )
 
 

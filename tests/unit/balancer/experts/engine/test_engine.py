@@ -206,7 +206,7 @@ def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> 
 
 def test_abort_reasons_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MAX_ABORT_REASONS", 0)
-    for rank_record in rebalance(fabric(".moves", NoExchange), timeout=4.0):
+    for rank_record in rebalance(fabric(".moves", NoExchange)):
         aborted_reports = [
             report for report in rank_record.reports if report.outcome not in COMPLETED
         ]
@@ -238,7 +238,7 @@ def test_dependent_groups_issue_all_operations_from_one_thread(shares: ShareMode
 def test_exchange_that_cannot_start_aborts_rebalance_but_not_step() -> None:
     serial_peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
     refusing_exchange = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
-    rank_records = rebalance(both(serial_peer, refusing_exchange), timeout=4.0)
+    rank_records = rebalance(both(serial_peer, refusing_exchange))
     assert violations(rank_records) == []
     assert all("transfer failed" in rank_record.aborts for rank_record in rank_records)
 
@@ -246,7 +246,7 @@ def test_exchange_that_cannot_start_aborts_rebalance_but_not_step() -> None:
 @pytest.mark.slow
 def test_communicator_is_rebuilt_after_failed_move() -> None:
     # The peer's exchange stays unmatched and fails its communicator at its deadline: both build.
-    rank_records = rebalance(fabric(".moves", BrokenUntilBuilt), timeout=4.0)
+    rank_records = rebalance(fabric(".moves", BrokenUntilBuilt))
     assert violations(rank_records) == []
     for rank_record in rank_records:
         assert rank_record.aborts["transfer failed"] == 1

@@ -252,9 +252,7 @@ def test_event_sink_spans_of_work_carry_their_rebalance(
 
 def test_event_sink_records_abort_reason() -> None:
     rank_records, entries = observe_rebalances(
-        lambda event_sinks: rebalance(
-            fabric(".moves", FlippedByte), timeout=4.0, event_sinks=event_sinks
-        )
+        lambda event_sinks: rebalance(fabric(".moves", FlippedByte), event_sinks=event_sinks)
     )
     reasons = [entry.record.outcome for entry in of(entries[0], RebalanceEnded)]
     assert "staged bytes differ" in reasons

@@ -131,6 +131,7 @@ def engine_config(**parallel: Any) -> SimpleNamespace:
     [
         ({"data_parallel_size": 1}, "--data-parallel-size"),
         ({"data_parallel_external_lb": True}, "external load balancer"),
+        ({"data_parallel_rank_local": 0}, "offline"),
         ({"enable_elastic_ep": True}, "elastic"),
         ({"policy": "priority"}, "--scheduling-policy priority"),
     ],
