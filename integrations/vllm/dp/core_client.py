@@ -53,6 +53,11 @@ def dp_config_errors(
         "dp_load_balancer runs in the API server: not with an external load balancer": getattr(
             parallel, "data_parallel_external_lb", False
         ),
+        # vLLM sets it from VLLM_DP_RANK_LOCAL, for ranks that were started without a server.
+        "dp_load_balancer runs in the API server: not in an offline LLM": (
+            parallel.data_parallel_size > 1
+            and getattr(parallel, "data_parallel_rank_local", None) is not None
+        ),
         "dp_load_balancer does not follow elastic expert parallelism": parallel.enable_elastic_ep,
         f"dp_load_balancer needs the Python front end: not {RUST_FRONTEND_VARIABLE}": rust,
         f"{settings.policy} holds requests, which --scheduling-policy priority would overtake: "
