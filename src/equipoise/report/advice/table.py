@@ -38,12 +38,12 @@ def basis_lines(advice: Advice) -> Iterator[str]:
 def _load(advice: Advice) -> str:
     split = advice.split
     windows = advice.question.statistics.windows
-    rows = f"{split.rows:,} rows of a layer each"
     if not split.held_out:
-        return f"one window, {rows}: measured on what was planned on"
+        return f"one window, {split.rows:,} rows of a layer: measured on what was planned on"
     train_windows, test_windows = split.train.windows, split.test.windows
     return (
-        f"{windows} windows, {rows}: planned on {train_windows}, measured on {test_windows} later"
+        f"{windows} windows: planned on {train_windows}, measured on {test_windows} later "
+        f"(there {split.rows:,} rows of a layer on average)"
     )
 
 
