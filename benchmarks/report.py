@@ -521,7 +521,7 @@ VLLM = Section(
     "python benchmarks/vllm_policy.py",
     "vLLM 0.32.0's own functions, and ours in their place, in one run: 58 layers x 256 experts, "
     "288 slots, 32 ranks where nothing else is said. *Steady* windows are fresh samples of one "
-    "log-normal popularity, a million tokens a layer; with *drift* each expert's popularity "
+    "log-normal popularity, a million rows a layer; with *drift* each expert's popularity "
     "wanders by 5% a window. On smaller windows, or where popularity varies around one mean, (a) "
     "moves 4 to 11% "
     "([the placement policy](design/vllm.md#eplb_policy-the-placement-policy)). Plans are "
@@ -1258,9 +1258,10 @@ HEADLINES = (
     Headline("imbalance of a batch of 128 tokens per rank there, `local` shares, no collective",
              SHARES, "local_128"),
     Headline("slots that a rebalance of vLLM's own EPLB moves while a generated load is steady, a "
-             "million tokens per window",
+             "million rows of a layer per window",
              VLLM, "stock_moved", in_readme=True),
-    Headline("the same with Equipoise's policy in vLLM (small windows: 4 % to 11 %)",
+    Headline("the same with Equipoise's policy in vLLM (small windows, or a popularity that "
+             "varies: 4 % to 11 %)",
              VLLM, "policy_moved", in_readme=True),
     Headline("experts that Equipoise's policy copies in SGLang, over SGLang's own, recorded load",
              SGLANG, "recorded", in_readme=True),
