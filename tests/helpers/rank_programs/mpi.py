@@ -49,7 +49,7 @@ def lonely(fabric: Fabric) -> Any:
     return None
 
 
-def unmatched(fabric: Fabric) -> None:
+def time_out_unmatched_operations(fabric: Fabric) -> None:
     """Rank 0 issues what nobody matches, each on a group of its own, and waits for the deadline."""
     receiving, sending, summing = (fabric.open(name) for name in ("receive", "send", "sum"))
     if fabric.control.rank == 0:

@@ -26,7 +26,7 @@ def test_mpi_job_exits_with_unmatched_operations() -> None:
     with Job(2) as job:
         # Each waits for its deadline, within which the ranks of a busy machine have to meet, too.
         job.run(close_in_flight, deadline=6.0)
-        job.run(mpi.unmatched, deadline=6.0)
+        job.run(mpi.time_out_unmatched_operations, deadline=6.0)
         assert job.end() == 0, job.said
     assert left_since(before) == set()
 

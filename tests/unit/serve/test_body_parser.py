@@ -23,8 +23,8 @@ from equipoise.serve.settings import RANK_HEADER, ClientRank
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that parses is a nice one: on a busy machine it may be late by any factor."""
+def set_long_parse_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parsing process yields to all others: on a busy machine it may be late by any factor."""
     monkeypatch.setattr(body_parser, "PARSE_TIMEOUT", WATCHDOG)
 
 

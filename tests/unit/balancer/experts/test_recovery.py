@@ -73,7 +73,7 @@ class RankAfterLoss:
 def config() -> BalancerConfig:
     return BalancerConfig(
         name="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2,
-        timeout=20.0,
+        timeout=20.0,  # a quarter of it is waited for ranks that have left
     )  # fmt: skip
 
 
