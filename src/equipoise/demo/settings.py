@@ -213,7 +213,8 @@ class RunSettings:
         "in_place: layers that are rewritten in one step", MOVES,
         least=1, most=MAX_PER_STEP, metavar="LAYERS", rare=True)] = 2
     max_stalled_steps: Annotated[int, Option(
-        "steps without progress after which a rebalance is aborted", MOVES,
+        "steps without progress after which a rebalance is aborted; a plan may take 16 times as "
+        "many", MOVES,
         least=1, most=MAX_STEPS, metavar="STEPS", rare=True)] = 64
     live: Annotated[bool, Option(
         "draw on the terminal what happens while it serves: ranks as bars, the switch of the text, "
