@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.harnesses.devices import KINDS, backend
+from helpers.watchdog import WATCHDOG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -35,7 +36,6 @@ CONFIG = ModelConfig(layers=2, experts=4, top_k=2, hidden=16, heads=2, expert_wi
 SHAPE = ExpertShape(layers=CONFIG.layers, experts=CONFIG.experts, slots=6, ranks=1)
 WEIGHTS = random_weights(CONFIG, seed=3)
 PROMPT, REQUESTS, STEPS = 5, (0, 3, 9), 6
-SOON = 20.0
 ANY_PLACEMENT = st.lists(st.integers(0, 3), min_size=2, max_size=2).flatmap(
     lambda extra: st.permutations([*range(CONFIG.experts), *extra])
 )
@@ -97,12 +97,12 @@ class Bench:
             self.decode.positions.fill_(PROMPT)
 
         self.stream.launch(program)
-        self.stream.synchronize(SOON)
+        self.stream.synchronize(WATCHDOG)
 
     def next(self) -> tuple[list[int], Tensor]:
         """One step: tokens and logits."""
         self.decode.step()
-        self.stream.synchronize(SOON)
+        self.stream.synchronize(WATCHDOG)
         return self.decode.tokens.tolist(), self.decode.logits.cpu().clone()
 
     def _store(self, accelerator: Accelerator, layer: int) -> SlotStore:
@@ -158,7 +158,7 @@ def test_captured_decode_runs_nothing_before_first_step(accelerator: Accelerator
     bench.arrange([0, 1, 2, 3, 0, 1])
     bench.prefill(0)
     history = bench.cache.history.cpu().clone()
-    bench.stream.synchronize(SOON)
+    bench.stream.synchronize(WATCHDOG)
     assert torch.equal(bench.cache.history.cpu(), history)
     assert bench.decode.positions.tolist() == [PROMPT] * len(REQUESTS)
     bench.next()

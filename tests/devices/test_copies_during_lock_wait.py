@@ -10,14 +10,13 @@ from functools import partial
 
 import torch
 from helpers.harnesses.devices import current_stream
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.stream import Role
 
-SOON = 60.0
-"""Seconds: whatever does not come by then never comes."""
 AHEAD, NODES, WORDS = 48, 24, 64
 """Replays that are launched before the first of them may go on, and launches in each."""
 LAUNCHES = 500
@@ -30,9 +29,9 @@ def feed(device: DeviceAccelerator, lock: StreamLock, slot: Tensor, rounds: int)
     for number in range(1, rounds + 1):
         page.fill_(number)
         copies.launch(partial(slot.copy_, page, non_blocking=True))
-        copies.synchronize(SOON)
+        copies.synchronize(WATCHDOG)
         lock.signal(0)
-        lock.wait(0, SOON)
+        lock.wait(0, WATCHDOG)
 
 
 def zeros(device: DeviceAccelerator, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -42,7 +41,7 @@ def zeros(device: DeviceAccelerator, *shape: int, dtype: torch.dtype = torch.int
 
 
 def test_copies_complete_while_replays_wait_for_lock(device: DeviceAccelerator) -> None:
-    compute, lock, graph = device.stream(Role.COMPUTE), device.stream_lock(SOON), device.graph()
+    compute, lock, graph = device.stream(Role.COMPUTE), device.stream_lock(WATCHDOG), device.graph()
     slot, copies = zeros(device, WORDS), zeros(device, AHEAD, WORDS)
     place = zeros(device, 1, dtype=torch.int64)
 
@@ -58,18 +57,18 @@ def test_copies_complete_while_replays_wait_for_lock(device: DeviceAccelerator) 
     with ThreadPoolExecutor(1) as pool:
         launched = pool.submit(lambda: [graph.replay(compute) for _ in range(AHEAD)])
         feed(device, lock, slot, AHEAD)
-        launched.result(SOON)
-    compute.synchronize(SOON)
+        launched.result(WATCHDOG)
+    compute.synchronize(WATCHDOG)
     expected = torch.arange(1, AHEAD + 1, dtype=torch.int32)[:, None].expand(-1, WORDS)
     assert torch.equal(copies.cpu(), expected)
-    assert lock.drain(SOON) == 1
+    assert lock.drain(WATCHDOG) == 1
 
 
 def test_copy_completes_while_single_launches_wait_for_lock(
     device: DeviceAccelerator,
 ) -> None:
     """Fewer launches than a device's queue has room for: behind more of them the host stands."""
-    compute, lock = device.stream(Role.COMPUTE), device.stream_lock(SOON)
+    compute, lock = device.stream(Role.COMPUTE), device.stream_lock(WATCHDOG)
     slot, target = zeros(device, WORDS), zeros(device, WORDS)
     lock.acquire(compute)
     compute.launch(lambda: target.copy_(slot))
@@ -77,5 +76,5 @@ def test_copy_completes_while_single_launches_wait_for_lock(
         compute.launch(partial(target.add_, 1))
     lock.release(compute)
     feed(device, lock, slot, 1)
-    compute.synchronize(SOON)
+    compute.synchronize(WATCHDOG)
     assert target.tolist() == [1 + LAUNCHES] * WORDS

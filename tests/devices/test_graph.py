@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.harnesses.devices import current_stream, device_of, fresh_stream
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.devices import graph as graphs
@@ -23,7 +24,6 @@ from equipoise.hal.errors import (
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-SOON = 20.0
 BRIEF = 0.05
 
 
@@ -60,7 +60,7 @@ def test_capture_may_make_tensors_between_its_launches(
     graph = device.graph()
     graph.capture(stream, program)
     graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert int(number) == 12
 
 
@@ -73,7 +73,7 @@ def test_graph_replays_on_another_stream_and_when_empty(
     graph.replay(stream)
     graph.capture(stream, lambda: stream.launch(partial(append, number, 1)))
     graph.replay(device.stream(Role.AUX))
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
     assert int(number) == 1
 
 
@@ -109,14 +109,14 @@ def test_capture_records_only_own_stream_and_thread(
         stream.launch(partial(append, number, 1))
         other.launch(partial(append, second, 2))
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(stream.launch, partial(append, number, 3)).result(SOON)
-            pool.submit(stream.synchronize, SOON).result(SOON)
+            pool.submit(stream.launch, partial(append, number, 3)).result(WATCHDOG)
+            pool.submit(stream.synchronize, WATCHDOG).result(WATCHDOG)
 
     graph.capture(stream, program)
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
     assert [int(number), int(second)] == [3, 2]
     graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert [int(number), int(second)] == [31, 2]
 
 
@@ -134,7 +134,7 @@ def test_failed_capture_leaves_graph_and_stream_unchanged(
         graph.capture(stream, program)
     stream.launch(partial(append, number, 3))
     graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert int(number) == 31
     again = device.graph()
     again.capture(stream, lambda: stream.launch(partial(append, number, 4)))
@@ -147,7 +147,7 @@ def test_captured_event_is_recorded_at_each_replay(
         device.stream(Role.AUX),
         device.graph(),
         device.event(),
-        device.stream_lock(SOON),
+        device.stream_lock(WATCHDOG),
     )
 
     def program() -> None:
@@ -165,9 +165,9 @@ def test_captured_event_is_recorded_at_each_replay(
         with pytest.raises(StreamTimeout):
             other.synchronize(BRIEF)
         lock.signal(0)
-        other.synchronize(SOON)
+        other.synchronize(WATCHDOG)
         assert int(number) == (1, 11)[turn]
-        lock.wait(0, SOON)
+        lock.wait(0, WATCHDOG)
 
 
 def test_captured_wait_uses_event_point_at_replay(
@@ -177,7 +177,7 @@ def test_captured_wait_uses_event_point_at_replay(
         device.stream(Role.AUX),
         device.graph(),
         device.event(),
-        device.stream_lock(SOON),
+        device.stream_lock(WATCHDOG),
     )
     other.record(event)
 
@@ -192,7 +192,7 @@ def test_captured_wait_uses_event_point_at_replay(
     with pytest.raises(StreamTimeout):
         stream.synchronize(BRIEF)
     lock.signal(0)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert int(number) == 1
 
 
@@ -204,7 +204,7 @@ def test_capture_refuses_wait_for_unrecorded_event(
         graph.capture(stream, lambda: stream.wait(event))
     graph.capture(stream, lambda: (stream.record(event), stream.wait(event)))
     graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
 
 
 def test_captured_commit_keeps_order_and_leases_at_replay(
@@ -215,7 +215,7 @@ def test_captured_commit_keeps_order_and_leases_at_replay(
     current_stream(device).synchronize()
     store, graph = device.slot_store(SlotLayout(((Segment("w", slot),),), 1)), device.graph()
     graph.capture(stream, lambda: store.commit([(0, 0)], stream))
-    copy, lock = device.stream(Role.COPY), device.stream_lock(SOON)
+    copy, lock = device.stream(Role.COPY), device.stream_lock(WATCHDOG)
     for turn in range(1, 3):
         lock.acquire(copy)
         store.unpack(device.pinned(64).fill_(turn), [0], copy)
@@ -224,15 +224,15 @@ def test_captured_commit_keeps_order_and_leases_at_replay(
         with pytest.raises(StreamTimeout):
             stream.synchronize(BRIEF)
         lock.signal(0)
-        lock.wait(0, SOON)
-        stream.synchronize(SOON)
+        lock.wait(0, WATCHDOG)
+        stream.synchronize(WATCHDOG)
         assert set(slot.tolist()) == {turn}
     lease = store.lease([0])
     with pytest.raises(SlotLeased):
         graph.replay(stream)
     lease.release()
     graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
 
 
 def test_reader_replay_is_atomic_to_commit(device: DeviceAccelerator, stream: DeviceStream) -> None:
@@ -257,7 +257,7 @@ def test_reader_replay_is_atomic_to_commit(device: DeviceAccelerator, stream: De
     for version in range(1, 6):
         store.write([0], [[device.pinned(64).fill_(version)]], device.stream(Role.COPY))
         graph.replay(stream)
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
     assert set(looks.flatten().tolist()) == {5}
     reader.detach()
 
@@ -265,7 +265,7 @@ def test_reader_replay_is_atomic_to_commit(device: DeviceAccelerator, stream: De
 def test_dropped_graph_lives_until_last_replay_ends(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
-    graph, lock = device.graph(), device.stream_lock(SOON)
+    graph, lock = device.graph(), device.stream_lock(WATCHDOG)
     graph.capture(stream, lambda: stream.launch(partial(append, number, 1)))
     (part,) = graph._body.parts
     vendor = weakref.ref(part)
@@ -276,7 +276,7 @@ def test_dropped_graph_lives_until_last_replay_ends(
     gc.collect()
     assert vendor() is not None
     lock.signal(0)
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
     gc.collect()
     assert vendor() is None
     assert int(number) == 1
@@ -287,7 +287,7 @@ def test_capture_refuses_synchronize_and_nested_graphs(
 ) -> None:
     graph, inner = device.graph(), device.graph()
     for program in (
-        lambda: stream.synchronize(SOON),
+        lambda: stream.synchronize(WATCHDOG),
         lambda: inner.capture(stream, lambda: None),
         lambda: inner.replay(stream),
         lambda: inner.capture(device.stream(Role.AUX), lambda: None),
@@ -305,7 +305,7 @@ def test_replay_on_failed_stream_raises(
     with pytest.raises(StreamFailed):
         graph.replay(stream)
     graph.replay(device.stream(Role.AUX))
-    device.stream(Role.AUX).synchronize(SOON)
+    device.stream(Role.AUX).synchronize(WATCHDOG)
     assert int(number) == 1
 
 
@@ -313,7 +313,7 @@ def test_engine_capture_takes_launches_but_refuses_lock_and_commit(
     device: DeviceAccelerator, number: Tensor
 ) -> None:
     theirs, runtime = fresh_stream(device), device_of(device).runtime
-    adopted, lock = device.adopt(theirs), device.stream_lock(SOON)
+    adopted, lock = device.adopt(theirs), device.stream_lock(WATCHDOG)
     store = device.slot_store(SlotLayout(((Segment("w", number),),), 1))
     with runtime.current(theirs):
         graph = runtime.begin_capture()
@@ -326,5 +326,5 @@ def test_engine_capture_takes_launches_but_refuses_lock_and_commit(
         runtime.end_capture(graph)
         for _ in range(2):
             graph.replay()
-    adopted.synchronize(SOON)
+    adopted.synchronize(WATCHDOG)
     assert int(number) == 11

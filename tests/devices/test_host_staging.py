@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.harnesses.devices import backend
 from helpers.processes.thread_ranks import GroupMember, on_ranks
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
@@ -31,12 +32,11 @@ from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 from equipoise.integrations.vllm.worker_context import connect_fabric
 
-SOON = 20.0
 SIZE = 2
 Program = Callable[[GroupMember, Accelerator, HostStagedCommunicator], Any]
 
 
-def on_devices(kind: str, program: Program, deadline: float = SOON) -> list[Any]:
+def on_devices(kind: str, program: Program, deadline: float = WATCHDOG) -> list[Any]:
     """What each of two ranks returned, which share a device and a host."""
 
     def serve(member: GroupMember) -> Any:
@@ -65,22 +65,22 @@ def operations(
     pair = to_device(device, [[10 * me, 1], [10 * me + 1, 2]])
     part, incoming = to_device(device, [0, 0]), to_device(device, [0, 0])
     blob, into = to_device(device, [me] * 5, torch.uint8), to_device(device, [9] * 5, torch.uint8)
-    group.all_reduce(summed).result(SOON)
-    group.broadcast(shared, 1).result(SOON)
-    group.all_gather(gathered, own).result(SOON)
-    group.reduce_scatter(part, pair).result(SOON)
-    group.all_to_all(turned, pair).result(SOON)
+    group.all_reduce(summed).result(WATCHDOG)
+    group.broadcast(shared, 1).result(WATCHDOG)
+    group.all_gather(gathered, own).result(WATCHDOG)
+    group.reduce_scatter(part, pair).result(WATCHDOG)
+    group.all_to_all(turned, pair).result(WATCHDOG)
     rows = [1, 1]
-    group.all_to_all_uneven(uneven, pair, rows, rows).result(SOON)
+    group.all_to_all_uneven(uneven, pair, rows, rows).result(WATCHDOG)
     works = [group.isend(own, peer), group.irecv(incoming, peer)]
     for work in works:
-        work.result(SOON)
-    group.barrier().result(SOON)
+        work.result(WATCHDOG)
+    group.barrier().result(WATCHDOG)
     work = group.exchange(
         Exchange(sends=(PeerBuffer(peer, blob),), receives=(PeerBuffer(peer, into),))
     )
     work.wait(device.stream(Role.COPY))
-    device.stream(Role.COPY).synchronize(SOON)
+    device.stream(Role.COPY).synchronize(WATCHDOG)
     assert work.done()
     tensors = {
         "all_reduce": summed,
@@ -114,7 +114,9 @@ def test_host_staged_operations_equal_their_definitions(kind: str) -> None:
 
 def test_vllm_site_stages_gloo_through_host_only_on_device(kind: str) -> None:
     host = registry.communicator("gloo").host()
-    where = Rendezvous(rank=0, size=1, host=host.address[0], port=host.address[1], deadline=SOON)
+    where = Rendezvous(
+        rank=0, size=1, host=host.address[0], port=host.address[1], deadline=WATCHDOG
+    )
     for accelerator, staged in ((backend(kind).open(0), True), (CPU.open(0), False)):
         fabric = connect_fabric("gloo", where, accelerator)
         assert isinstance(fabric, HostStagedFabric) == staged
@@ -144,7 +146,7 @@ def test_host_staged_operation_fails_without_peer(kind: str) -> None:
         with pytest.raises(ResultPending):
             work.result(0.0)
         with pytest.raises(CommunicatorFailed):
-            work.result(SOON)
+            work.result(WATCHDOG)
         assert work.done()
         with pytest.raises(CommunicatorFailed):
             work.wait(device.stream(Role.COPY))
@@ -159,7 +161,7 @@ def test_transfer_stages_weights_of_device_through_host(kind: str) -> None:
         weights = to_device(device, [[member.rank + 1.0] * 16] * 4, torch.float32)
         layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=2)
         store = device.slot_store(layout)
-        transfer = P2PTransfer(device, group, store, range(SIZE), SOON)
+        transfer = P2PTransfer(device, group, store, range(SIZE), WATCHDOG)
         peer = 1 - member.rank
         rounds = tuple(
             RoundTransfers(Send(peer, (at,)), Recv(peer, (at,), (2 + at,))) for at in range(2)
@@ -167,10 +169,10 @@ def test_transfer_stages_weights_of_device_through_host(kind: str) -> None:
         event, compute = device.event(), device.stream(Role.COMPUTE)
         compute.record(event)
         staged = run_blocking(
-            transfer.stage(RankTransfers(rounds, LocalCopies((), (), ()), ()), event), SOON
+            transfer.stage(RankTransfers(rounds, LocalCopies((), (), ()), ()), event), WATCHDOG
         )
         store.commit(staged.copies, compute)
-        compute.synchronize(SOON)
+        compute.synchronize(WATCHDOG)
         return staged.sent, staged.received, weights[:, 0].tolist()
 
     (sent_bytes, received_bytes, first), (sent_back, received_back, second) = on_devices(
@@ -195,14 +197,14 @@ def test_engine_rebalances_device_through_host(kind: str) -> None:
             device, [[float(e)] * 16 for e in layout.placement[0, mine]], torch.float32
         )
         store = device.slot_store(SlotLayout(tuple((Segment("w", w),) for w in weights), staging=5))
-        fabric = HostStagedFabric(member.fabric, device, SOON)
+        fabric = HostStagedFabric(member.fabric, device, WATCHDOG)
         balancer = open_balancer(device, fabric, store, shape, layout, config)
         ids = to_device(device, [[1], [2], [1], [2], [1], [3], [2], [1]], torch.int32)
         compute = device.stream(Role.COMPUTE)
         for step in range(24):
             with balancer.step(step):
                 compute.launch(lambda at=step: balancer.router.route(0, at, ids))  # type: ignore[misc]
-            compute.synchronize(SOON)
+            compute.synchronize(WATCHDOG)
         committed = [report for report in balancer.engine.reports if report.copies]
         placement = balancer.serving_state.layout.placement.tolist()
         balancer.close()
@@ -210,7 +212,7 @@ def test_engine_rebalances_device_through_host(kind: str) -> None:
         device.close()
         return placement, slot_values, len(committed)
 
-    (placement, first, rebalances), (other, second, _) = on_ranks(SIZE, serve, SOON)
+    (placement, first, rebalances), (other, second, _) = on_ranks(SIZE, serve, WATCHDOG)
     assert rebalances > 0
     assert placement == other != layout.placement.tolist()
     assert placement == [[int(expert) for expert in first + second]]

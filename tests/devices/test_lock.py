@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.harnesses.devices import current_stream, device_of
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
@@ -22,13 +23,12 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.stream import Event, Role, Stream
 
-SOON = 20.0
 BRIEF = 0.05
 
 
 @pytest.fixture
 def lock(device: DeviceAccelerator) -> DeviceStreamLock:
-    return device.stream_lock(SOON)
+    return device.stream_lock(WATCHDOG)
 
 
 @pytest.fixture
@@ -57,13 +57,13 @@ def test_signal_releases_only_first_acquire(
         events.append(record_event(device, device.stream(role)))
         lock.release(device.stream(role))
     lock.signal(0)
-    lock.wait(0, SOON)
+    lock.wait(0, WATCHDOG)
     assert [event.query() for event in events] == [True, False]
     with pytest.raises(StreamTimeout):
         lock.drain(BRIEF)
     lock.signal(0)
-    lock.wait(0, SOON)
-    events[1].synchronize(SOON)
+    lock.wait(0, WATCHDOG)
+    events[1].synchronize(WATCHDOG)
 
 
 def test_graph_may_wait_for_lock_on_two_streams(
@@ -76,20 +76,20 @@ def test_graph_may_wait_for_lock_on_two_streams(
         graph.replay(device.stream(role))
         events.append(record_event(device, device.stream(role)))
     lock.signal(0)
-    lock.wait(0, SOON)
+    lock.wait(0, WATCHDOG)
     with pytest.raises(StreamTimeout):
         lock.drain(BRIEF)
     assert sum(event.query() for event in events) == 1
     lock.signal(0)
-    lock.wait(0, SOON)
-    device.synchronize(SOON)
+    lock.wait(0, WATCHDOG)
+    device.synchronize(WATCHDOG)
 
 
 def test_writer_wait_times_out_while_stream_reads(
     device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     """What keeps the reader reading is another lock."""
-    busy = device.stream_lock(SOON)
+    busy = device.stream_lock(WATCHDOG)
     lock.acquire(stream)
     busy.acquire(stream)
     lock.release(stream)
@@ -97,24 +97,24 @@ def test_writer_wait_times_out_while_stream_reads(
     with pytest.raises(StreamTimeout, match="may read the slots"):
         lock.wait(0, BRIEF)
     busy.signal(0)
-    lock.wait(0, SOON)
+    lock.wait(0, WATCHDOG)
 
 
 def test_lock_call_out_of_turn_raises_misuse(lock: DeviceStreamLock, stream: Stream) -> None:
     with pytest.raises(LockMisuse, match="that it owns"):
-        lock.wait(0, SOON)
+        lock.wait(0, WATCHDOG)
     lock.signal(0)
     with pytest.raises(LockMisuse, match="out of turn"):
         lock.signal(0)
     lock.acquire(stream)
     lock.release(stream)
-    lock.wait(0, SOON)
+    lock.wait(0, WATCHDOG)
     lock.signal(0)
 
 
 def test_release_without_acquire_hands_nothing_over(lock: DeviceStreamLock, stream: Stream) -> None:
     lock.release(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     lock.signal(0)
     with pytest.raises(StreamTimeout):
         lock.wait(0, BRIEF)
@@ -130,48 +130,48 @@ def test_captured_release_without_acquire_refuses_replay(
     lock.acquire(stream)
     graph.replay(stream)
     lock.signal(0)
-    lock.wait(0, SOON)
+    lock.wait(0, WATCHDOG)
 
 
 def test_signal_of_old_epoch_is_refused(lock: DeviceStreamLock, stream: Stream) -> None:
-    assert lock.drain(SOON) == lock.epoch == 1
+    assert lock.drain(WATCHDOG) == lock.epoch == 1
     lock.acquire(stream)
     with pytest.raises(StaleEpoch, match="epoch 0 in epoch 1"):
         lock.signal(0)
     with pytest.raises(StaleEpoch):
-        lock.wait(0, SOON)
+        lock.wait(0, WATCHDOG)
     with pytest.raises(StreamTimeout):
         stream.synchronize(BRIEF)
     lock.signal(1)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
 
 
 def test_drain_clears_both_flags(lock: DeviceStreamLock, stream: Stream) -> None:
     lock.signal(0)
-    assert lock.drain(SOON) == 1
+    assert lock.drain(WATCHDOG) == 1
     lock.acquire(stream)
     with pytest.raises(StreamTimeout):
         stream.synchronize(BRIEF)
     lock.signal(1)
     lock.release(stream)
-    stream.synchronize(SOON)
-    assert lock.drain(SOON) == 2
+    stream.synchronize(WATCHDOG)
+    assert lock.drain(WATCHDOG) == 2
     with pytest.raises(LockMisuse):
-        lock.wait(2, SOON)
+        lock.wait(2, WATCHDOG)
 
 
 def test_acquire_deadline_starts_when_stream_reaches_it(
     device: DeviceAccelerator, stream: Stream
 ) -> None:
     """It stands behind another lock for much longer than its deadline."""
-    ahead, lock = device.stream_lock(SOON), device.stream_lock(BRIEF)
+    ahead, lock = device.stream_lock(WATCHDOG), device.stream_lock(BRIEF)
     ahead.acquire(stream)
     lock.acquire(stream)
     with pytest.raises(StreamTimeout):
         stream.synchronize(4 * BRIEF)
     lock.check()
     ahead.signal(0)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     with pytest.raises(LockPoisoned):
         lock.check()
 
@@ -188,29 +188,29 @@ def test_poisoned_lock_lets_streams_and_replays_pass_until_drain(
         lock.release(stream)
         lock.acquire(stream)
         graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     calls: tuple[Callable[[], None], ...] = (
         lock.check,
         lambda: lock.signal(0),
-        lambda: lock.wait(0, SOON),
+        lambda: lock.wait(0, WATCHDOG),
     )
     for call in calls:
         with pytest.raises(LockPoisoned):
             call()
-    assert lock.drain(SOON) == 1
+    assert lock.drain(WATCHDOG) == 1
     lock.check()
     graph.replay(stream)
     with pytest.raises(StreamTimeout):
         stream.synchronize(BRIEF)
     lock.signal(1)
-    lock.wait(1, SOON)
+    lock.wait(1, WATCHDOG)
 
 
 @pytest.mark.parametrize(
     ("end", "error"),
     [
         (DeviceStreamLock.poison, LockPoisoned),
-        (lambda lock: lock.drain(SOON), StaleEpoch),
+        (lambda lock: lock.drain(WATCHDOG), StaleEpoch),
     ],
     ids=["poison", "drain"],
 )
@@ -219,10 +219,10 @@ def test_poison_and_drain_wake_waiting_writer(
 ) -> None:
     lock.signal(0)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lock.wait, 0, SOON)
+        waiting = pool.submit(lock.wait, 0, WATCHDOG)
         end(lock)
         with pytest.raises(error):
-            waiting.result(SOON)
+            waiting.result(WATCHDOG)
 
 
 def test_drain_ignores_failed_stream(
@@ -233,10 +233,10 @@ def test_drain_ignores_failed_stream(
     with pytest.raises(StreamFailed):
         lock.release(stream)
     lock.signal(0)
-    assert lock.drain(SOON) == 1
+    assert lock.drain(WATCHDOG) == 1
     with pytest.raises(StreamFailed):
         lock.acquire(stream)
-    assert lock.drain(SOON) == 2
+    assert lock.drain(WATCHDOG) == 2
 
 
 def test_lock_memory_is_bounded_without_drain(lock: DeviceStreamLock, stream: Stream) -> None:
@@ -244,8 +244,8 @@ def test_lock_memory_is_bounded_without_drain(lock: DeviceStreamLock, stream: St
         lock.acquire(stream)
         lock.release(stream)
         lock.signal(0)
-        lock.wait(0, SOON)
-    stream.synchronize(SOON)
+        lock.wait(0, WATCHDOG)
+    stream.synchronize(WATCHDOG)
     lock.acquire(stream)
     lock.tick(0.0)
     assert len(lock._acquires) == 1
@@ -256,8 +256,8 @@ def test_lock_memory_is_bounded_without_drain(lock: DeviceStreamLock, stream: St
 def test_program_may_acquire_lock(lock: DeviceStreamLock, stream: Stream) -> None:
     stream.launch(lambda: (lock.acquire(stream), lock.release(stream)))
     lock.signal(0)
-    lock.wait(0, SOON)
-    assert lock.drain(SOON) == 1
+    lock.wait(0, WATCHDOG)
+    assert lock.drain(WATCHDOG) == 1
 
 
 def test_watchdog_failure_poisons_lock(
@@ -277,7 +277,7 @@ def test_watchdog_failure_poisons_lock(
     assert isinstance(error.value.__cause__, ZeroDivisionError)
     monkeypatch.undo()
     lock.poison()
-    assert lock.drain(SOON) == 1
+    assert lock.drain(WATCHDOG) == 1
 
 
 def test_watch_thread_starts_on_add_and_ends_on_stop(device: DeviceAccelerator) -> None:

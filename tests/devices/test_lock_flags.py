@@ -1,12 +1,11 @@
 """Words of a lock that are lent again: the signal may come before the acquire, or behind it."""
 
 from helpers.harnesses.devices import backend
+from helpers.watchdog import WATCHDOG
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from equipoise.hal.stream import Role
-
-SOON = 20.0
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -14,7 +13,7 @@ SOON = 20.0
 @example([True, False])
 def test_lock_accepts_alternating_early_and_late_signals(kind: str, early: list[bool]) -> None:
     device = backend(kind).open(0)
-    lock, stream = device.stream_lock(SOON), device.stream(Role.COMPUTE)
+    lock, stream = device.stream_lock(WATCHDOG), device.stream(Role.COMPUTE)
     for ahead in early:
         if ahead:
             lock.signal(0)
@@ -22,7 +21,7 @@ def test_lock_accepts_alternating_early_and_late_signals(kind: str, early: list[
         if not ahead:
             lock.signal(0)
         lock.release(stream)
-        lock.wait(0, SOON)
-    stream.synchronize(SOON)
-    assert lock.drain(SOON) == 1
+        lock.wait(0, WATCHDOG)
+    stream.synchronize(WATCHDOG)
+    assert lock.drain(WATCHDOG) == 1
     device.close()

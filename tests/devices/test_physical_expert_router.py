@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.harnesses.devices import KINDS, backend, current_stream, device_of, fresh_stream
+from helpers.watchdog import WATCHDOG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -41,7 +42,6 @@ from equipoise.integrations.vllm.streams import (
 )
 
 SHAPE = ExpertShape(layers=1, experts=4, slots=6, ranks=3)
-SOON = 20.0
 PLACEMENT = st.lists(st.integers(0, 3), min_size=2, max_size=2).flatmap(
     lambda extra: st.permutations([*range(SHAPE.experts), *extra])
 )
@@ -128,7 +128,7 @@ def within(
 ) -> OneLayer:
     """As a setup has it: on a device the engine's stream is the compute stream."""
     if not isinstance(accelerator, DeviceAccelerator):
-        host = HostEngineStreams(accelerator.stream(Role.COMPUTE), SOON)
+        host = HostEngineStreams(accelerator.stream(Role.COMPUTE), WATCHDOG)
         return OneLayer(accelerator, host, router_type)
     streams = kind(accelerator, lambda: current_stream(accelerator))
     return OneLayer(
@@ -174,7 +174,7 @@ def captured(
     runtime, theirs = device_of(device).runtime, fresh_stream(device)
     layer.arrange(PLAIN)
     layer.graph_inputs = ids, num_rows = layer.ids(rows), layer.scalar(len(rows))
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
     with runtime.current(theirs):
         layer.rows.to_slots(ids, num_rows)
         theirs.synchronize()
@@ -228,10 +228,10 @@ def test_routed_rows_take_few_launches_beside_the_router(
     layer.rows.to_slots(ids, num_filled)  # what is made once
 
     def launches(program: Callable[[], object]) -> int:
-        device.synchronize(SOON)
+        device.synchronize(WATCHDOG)
         before = sum(operators().values())
         program()
-        device.synchronize(SOON)
+        device.synchronize(WATCHDOG)
         return sum(operators().values()) - before
 
     routed = ids.int().contiguous()
@@ -269,7 +269,7 @@ def test_routed_rows_follow_engine_that_changes_its_stream(
     layer = within(device)
     layer.arrange(PLAIN)
     ids, num_rows = layer.ids(rows), layer.scalar(len(rows))
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
     with device_of(device).runtime.current(fresh_stream(device)):
         slots_by_commit = []
         for placement in placements:
@@ -318,7 +318,7 @@ def test_stream_turn_is_ordered_after_and_before_engine_work(
 ) -> None:
     streams = kind(device, lambda: current_stream(device))
     number = torch.zeros(1, dtype=torch.int64).to(device.device)
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
     digits = []
     with device_of(device).runtime.current(fresh_stream(device)):
         for digit in (1, 3):
@@ -329,9 +329,9 @@ def test_stream_turn_is_ordered_after_and_before_engine_work(
         number.fill_(5)
         with streams.ordered_section():
             streams.compute_stream.launch(partial(append, number, 0))
-            streams.compute_stream.synchronize(SOON)
+            streams.compute_stream.synchronize(WATCHDOG)
         digits.append(int(number))
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
     if kind is DeviceEngineStreams:
         assert digits == [1234, 50]
     elif os.environ.get("NPUSIM_SCHEDULE") == "lazy":

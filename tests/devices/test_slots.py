@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from helpers.harnesses.devices import current_stream
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.slots import DeviceSlotStore
@@ -13,7 +14,6 @@ from equipoise.hal.errors import SlotError
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-SOON = 20.0
 SLOTS = 3
 
 
@@ -46,7 +46,7 @@ def test_slot_operations_move_bytes_at_any_offset(device: DeviceAccelerator, off
     store.pack([1, 2], blob, stream)
     store.unpack(blob, [0, 1], stream)
     store.commit([(0, 2), (1, 0)], stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert [bytes_of(store, slot) for slot in range(SLOTS)] == [[2] * 11, [1] * 11, [1] * 11]
     assert store.conversions == 0
 
@@ -55,7 +55,7 @@ def test_staging_is_zeroed_before_any_stream_reads_it(device: DeviceAccelerator)
     store = store_of(device, (8,))
     stream = device.stream(Role.AUX)
     store.commit([(0, 1)], stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert bytes_of(store, 1) == [0] * 8
 
 
@@ -66,7 +66,7 @@ def test_slot_operation_operands_may_be_dropped_at_once(
     store, stream, lock = (
         store_of(device, (512,)),
         device.stream(Role.COPY),
-        device.stream_lock(SOON),
+        device.stream_lock(WATCHDOG),
     )
     lock.acquire(stream)
     for slot in range(SLOTS):
@@ -81,14 +81,18 @@ def test_slot_operation_operands_may_be_dropped_at_once(
         del junk
     store.commit([(1, 0)], stream)
     lock.signal(0)
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
     assert [set(bytes_of(store, slot)) for slot in range(SLOTS)] == [{51}, {41}, {42}]
 
 
 def test_write_reads_pinned_memory_on_stream_and_pageable_at_call(
     device: DeviceAccelerator,
 ) -> None:
-    store, stream, lock = store_of(device, (8,)), device.stream(Role.COPY), device.stream_lock(SOON)
+    store, stream, lock = (
+        store_of(device, (8,)),
+        device.stream(Role.COPY),
+        device.stream_lock(WATCHDOG),
+    )
     pinned, pageable = device.pinned(8).fill_(1), torch.full((8,), 2, dtype=torch.uint8)
     assert pinned.is_pinned()
     assert not pageable.is_pinned()
@@ -98,7 +102,7 @@ def test_write_reads_pinned_memory_on_stream_and_pageable_at_call(
     pinned.fill_(3)
     pageable.fill_(4)
     lock.signal(0)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert [bytes_of(store, 0), bytes_of(store, 1)] == [[3] * 8, [2] * 8]
 
 
@@ -108,14 +112,14 @@ def test_dropped_pinned_memory_is_not_reused_under_copy(
     store, stream, lock = (
         store_of(device, (512,)),
         device.stream(Role.COPY),
-        device.stream_lock(SOON),
+        device.stream_lock(WATCHDOG),
     )
     lock.acquire(stream)
     store.write([0], [[device.pinned(512).fill_(7)]], stream)
     for _ in range(4):
         device.pinned(512).fill_(9)
     lock.signal(0)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert bytes_of(store, 0) == [7] * 512
 
 
@@ -127,7 +131,7 @@ def test_slot_store_refuses_unpinned_host_output(device: DeviceAccelerator) -> N
         store.checksum_slots([0], torch.empty(1, dtype=torch.int64), stream)
     blob = device.pinned(8)
     store.pack([2], blob, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert blob.tolist() == [2] * 8
 
 
@@ -137,7 +141,7 @@ def test_slot_checksums_equal_the_definition(device: DeviceAccelerator) -> None:
     settled(device)
     store.checksum_slots([2, 1], slots, stream)
     store.checksum_staging([1, 0], staging, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     expected = [as_int64(checksum(torch.full((7,), n, dtype=torch.uint8))) for n in (2, 1, 0)]
     assert slots.tolist() == expected[:2]
     assert staging.tolist() == [expected[2]] * 2

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.harnesses.devices import backend, current_stream, fresh_stream, handle
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
@@ -16,8 +17,6 @@ from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Role
 
-SOON = 20.0
-"""Seconds: far more than needed, far less than a test's time-out."""
 BRIEF = 0.05
 
 
@@ -51,7 +50,7 @@ def test_stream_runs_launches_in_order_after_wait(
     stream.record(event)
     other.wait(event)
     other.launch(partial(append, number, 3))
-    other.synchronize(SOON)
+    other.synchronize(WATCHDOG)
     assert int(number) == 123
 
 
@@ -59,60 +58,60 @@ def test_event_recorded_again_keeps_point_of_waiting_stream(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     """The second recording is behind a lock that nobody signals."""
-    other, event, lock = device.stream(Role.COPY), device.event(), device.stream_lock(SOON)
+    other, event, lock = device.stream(Role.COPY), device.event(), device.stream_lock(WATCHDOG)
     stream.record(event)
     other.wait(event)
     lock.acquire(stream)
     stream.record(event)
-    other.synchronize(SOON)
+    other.synchronize(WATCHDOG)
     assert not event.query()
     with pytest.raises(StreamTimeout):
         event.synchronize(BRIEF)
     lock.signal(0)
-    event.synchronize(SOON)
+    event.synchronize(WATCHDOG)
 
 
 def test_event_recorded_again_keeps_point_of_waiting_host(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     other, event = device.stream(Role.COPY), device.event()
-    locks = {on: device.stream_lock(SOON) for on in (stream, other)}
+    locks = {on: device.stream_lock(WATCHDOG) for on in (stream, other)}
     for on, lock in locks.items():
         lock.acquire(on)
     stream.record(event)
     point = event.latest()
     other.record(event)
     locks[stream].signal(0)
-    point.wait(SOON, "the first point")
+    point.wait(WATCHDOG, "the first point")
     assert not event.query()
     locks[other].signal(0)
-    event.synchronize(SOON)
+    event.synchronize(WATCHDOG)
 
 
 def test_synchronize_times_out_on_blocked_stream(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
-    lock = device.stream_lock(SOON)
+    lock = device.stream_lock(WATCHDOG)
     lock.acquire(stream)
     with pytest.raises(StreamTimeout, match="compute"):
         stream.synchronize(BRIEF)
     with pytest.raises(StreamTimeout):
         device.synchronize(BRIEF)
     lock.signal(0)
-    device.synchronize(SOON)
+    device.synchronize(WATCHDOG)
 
 
 def test_failed_stream_is_drained_before_synchronize_raises(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
-    lock = device.stream_lock(SOON)
+    lock = device.stream_lock(WATCHDOG)
     lock.acquire(stream)
     stream.launch(fail)
     with pytest.raises(StreamTimeout):
         stream.synchronize(BRIEF)
     lock.signal(0)
     with pytest.raises(StreamFailed):
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
 
 
 def test_stream_waiting_for_event_of_failed_stream_fails(
@@ -137,7 +136,7 @@ def test_second_accelerator_has_healthy_streams_after_failure(
     fresh = second.stream(Role.COMPUTE)
     assert fresh.wraps(stream.native_stream)
     fresh.launch(lambda: None)
-    fresh.synchronize(SOON)
+    fresh.synchronize(WATCHDOG)
     second.close()
 
 
@@ -154,7 +153,7 @@ def test_nested_launch_runs_in_place_and_its_error_is_catchable(
         append(number, 3)
 
     stream.launch(program)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert int(number) == 123
 
 
@@ -177,8 +176,8 @@ def test_threads_may_launch_on_one_stream(device: DeviceAccelerator, stream: Dev
 
     with ThreadPoolExecutor(threads) as pool:
         for future in [pool.submit(work) for _ in range(threads)]:
-            future.result(SOON)
-    stream.synchronize(SOON)
+            future.result(WATCHDOG)
+    stream.synchronize(WATCHDOG)
     assert int(number) == threads * launches
 
 
@@ -188,8 +187,8 @@ def test_event_can_be_queried_from_fresh_thread(
     event = device.event()
     stream.record(event)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(event.synchronize, SOON).result(SOON)
-        assert pool.submit(event.query).result(SOON)
+        pool.submit(event.synchronize, WATCHDOG).result(WATCHDOG)
+        assert pool.submit(event.query).result(WATCHDOG)
 
 
 def test_device_error_fails_stream_with_its_cause(
@@ -206,7 +205,7 @@ def test_device_error_fails_stream_with_its_cause(
         def synchronize(self) -> None:
             raise RuntimeError("error code is 507015")
 
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     failing_stream = DeviceStream(
         Role.AUX, "broken", stream.device, stream.native_stream, device.stream(Role.AUX).issue_lock
     )
@@ -235,7 +234,7 @@ def test_adopt_returns_same_wrapper_for_engine_stream(device: DeviceAccelerator)
     adopted.launch(partial(append, number, 1))
     adopted.record(event)
     device.stream(Role.COPY).wait(event)
-    device.stream(Role.COPY).synchronize(SOON)
+    device.stream(Role.COPY).synchronize(WATCHDOG)
     assert int(number) == 1
     ours = device.stream(Role.COMPUTE)
     assert device.adopt(ours.native_stream) is ours
@@ -266,16 +265,16 @@ def test_launch_is_atomic_to_other_threads(device: DeviceAccelerator, stream: De
         append(number, 2)
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(middle.wait, SOON)
+        pool.submit(middle.wait, WATCHDOG)
         other = pool.submit(lambda: stream.launch(partial(append, number, 3)))
         stream.launch(program)
-        other.result(SOON)
-    stream.synchronize(SOON)
+        other.result(WATCHDOG)
+    stream.synchronize(WATCHDOG)
     assert int(number) == 123
 
 
 def test_close_ends_blocked_stream_and_refuses_launch(kind: str, device: DeviceAccelerator) -> None:
-    stream, lock = device.stream(Role.COMPUTE), device.stream_lock(SOON)
+    stream, lock = device.stream(Role.COMPUTE), device.stream_lock(WATCHDOG)
     lock.acquire(stream)
     before = threading.active_count()
     device.close()
@@ -283,7 +282,7 @@ def test_close_ends_blocked_stream_and_refuses_launch(kind: str, device: DeviceA
         stream.launch(lambda: None)
     assert threading.active_count() == before - 1  # the watchdog of the lock
     fresh = backend(kind).open(0)
-    fresh.synchronize(SOON)  # the vendor's stream was let go
+    fresh.synchronize(WATCHDOG)  # the vendor's stream was let go
     fresh.close()
 
 

@@ -6,14 +6,13 @@ import threading
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.ascend import BACKEND, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.hal.capabilities import Available, SlotFormat
 from equipoise.hal.errors import BackendUnavailable, LockPoisoned, Unsupported
 from equipoise.hal.stream import Role
-
-SOON = 20.0
 
 
 def test_probe_reports_torch_npu_version() -> None:
@@ -50,7 +49,7 @@ def test_stream_lock_unsupported_without_value_wait(
     assert not BACKEND.capabilities.stream_lock
     assert not BACKEND.capabilities.copy_independent_of_launch
     with pytest.raises(Unsupported, match="aclrtValueWait"):
-        npu.stream_lock(SOON)
+        npu.stream_lock(WATCHDOG)
 
 
 def test_accelerator_reports_topology_and_free_memory(npu: AscendAccelerator) -> None:
@@ -66,8 +65,8 @@ def test_accelerator_reports_topology_and_free_memory(npu: AscendAccelerator) ->
 def test_host_pool_page_is_pinned_and_waits_for_its_copy(
     npu: AscendAccelerator,
 ) -> None:
-    pool, stream, lock = npu.host_pool(64, 1), npu.stream(Role.COPY), npu.stream_lock(SOON)
-    page, event = pool.take(SOON), npu.event()
+    pool, stream, lock = npu.host_pool(64, 1), npu.stream(Role.COPY), npu.stream_lock(WATCHDOG)
+    page, event = pool.take(WATCHDOG), npu.event()
     assert page.data.is_pinned()
     target = torch.empty(64, dtype=torch.uint8, device=npu.device)
     page.data.fill_(5)
@@ -76,19 +75,19 @@ def test_host_pool_page_is_pinned_and_waits_for_its_copy(
     stream.record(event)
     page.give_back(event)
     refills = list[object]()
-    taker = threading.Thread(target=lambda: refills.append(pool.take(SOON).data.fill_(6)))
+    taker = threading.Thread(target=lambda: refills.append(pool.take(WATCHDOG).data.fill_(6)))
     taker.start()
     taker.join(0.1)
     assert not refills
     lock.signal(0)
-    taker.join(SOON)
-    stream.synchronize(SOON)
+    taker.join(WATCHDOG)
+    stream.synchronize(WATCHDOG)
     assert set(target.tolist()) == {5}
 
 
 def test_close_releases_waiting_stream_and_poisons_lock() -> None:
     accelerator = BACKEND.open(0)
-    lock = accelerator.stream_lock(SOON)
+    lock = accelerator.stream_lock(WATCHDOG)
     lock.acquire(accelerator.stream(Role.COMPUTE))
     accelerator.close()
     accelerator.close()

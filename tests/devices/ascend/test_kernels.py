@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -30,7 +31,6 @@ from equipoise.hal.routing import (
 from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
 from equipoise.hal.stream import Role
 
-SOON = 20.0
 BRIEF = 0.05
 EXPERTS, SLOTS, RANKS, LAYERS = 5, 8, 2, 2
 ANY_SHARES = st.lists(st.integers(0, 65536), min_size=SLOTS, max_size=SLOTS)
@@ -96,7 +96,7 @@ def test_routing_equals_the_reference(
     npu.kernels.commit_tables(update(1, routing), live, stream)
     slots, counts = outputs(npu, ids.numel())
     npu.kernels.route_and_count(on(npu, ids), live, Salt(rank, 1, step), slots, counts, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert slots.tolist() == route_hashed(ids, routing, rank, 1, step)[0].tolist()
     assert counts.tolist() == count_experts(ids, EXPERTS).tolist()
     slots, counts = outputs(npu, ids.numel())
@@ -104,7 +104,7 @@ def test_routing_equals_the_reference(
     npu.kernels.route_apportioned(
         on(npu, ids), live, shares, Salt(rank, 1, step), slots, counts, stream
     )
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert slots.tolist() == route_apportioned(ids, routing, rank, 1)[0].tolist()
     assert counts.tolist() == count_experts(ids, EXPERTS).tolist()
 
@@ -125,7 +125,7 @@ def test_route_by_rule_equals_the_reference(
     ):
         slots, counts = outputs(npu, ids.numel())
         npu.kernels.route_by_rule(rule, on(npu, ids), live, 1, slots, counts, stream)
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
         expected = route_by_rule(ids, routing, reference)
         assert slots.tolist() == expected[0].tolist()
         assert counts.tolist() == expected[1].tolist()
@@ -141,7 +141,7 @@ def test_solve_shares_equals_the_reference_on_any_stream(
     npu.kernels.commit_tables(update(0, routing), live, stream)
     out = on(npu, torch.zeros(SLOTS, dtype=torch.int32))
     npu.kernels.solve_shares(on(npu, torch.tensor(load)), live, 0, out, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert out.tolist() == solve_cumulative(torch.tensor(load), routing, RANKS).tolist()
 
 
@@ -166,7 +166,7 @@ def test_route_levelled_equals_the_reference_on_any_stream(
         here = GroupCounts(on(npu, group.total), on(npu, group.before))
     slots, counts = outputs(npu, ids.numel())
     npu.kernels.route_levelled(on(npu, ids), live, Salt(rank, 1, 0), here, slots, counts, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     expected = route_levelled(ids, routing, RANKS, rank, 1, group)
     assert slots.tolist() == expected[0].tolist()
     assert counts.tolist() == expected[1].tolist()
@@ -181,7 +181,7 @@ def test_checksums_equal_the_reference(
     values = torch.tensor([0] * offset + list(data), dtype=torch.uint8)
     out = on(npu, torch.zeros(1, dtype=torch.int64))
     npu.kernels.checksum(on(npu, values)[offset:], out, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert out.tolist() == [as_int64(checksum(values[offset:]))]
 
 
@@ -218,7 +218,7 @@ def test_commit_tables_fills_idle_set_of_its_layers_only(
     )
     npu.kernels.commit_tables(both, live, stream)
     npu.kernels.commit_tables(update(1, second), live, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert live.generation.tolist() == [1, 2]
     assert live.cumulative[1, 0].tolist() == second.cumulative.tolist()
     assert live.cumulative[1, 1].tolist() == first.cumulative.tolist()
@@ -255,14 +255,14 @@ def test_commit_tables_writes_generation_last(npu: AscendAccelerator) -> None:
 
 
 def test_commit_tables_copies_update_at_call(npu: AscendAccelerator) -> None:
-    stream, live, lock = npu.stream(Role.COMPUTE), fresh(npu), npu.stream_lock(SOON)
+    stream, live, lock = npu.stream(Role.COMPUTE), fresh(npu), npu.stream_lock(WATCHDOG)
     routing = table([1] * SLOTS)
     expected = routing.cumulative.tolist()
     lock.acquire(stream)
     npu.kernels.commit_tables(update(0, routing), live, stream)
     routing.cumulative.fill_(-1)
     lock.signal(0)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert live.cumulative[1, 0].tolist() == expected
 
 
@@ -305,9 +305,9 @@ def test_kernels_never_block_host_and_can_be_captured(npu: AscendAccelerator) ->
     stream, live = npu.stream(Role.COMPUTE), fresh(npu)
     npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
     eager = launch_all(npu, stream, live)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     expected = {name: tensor.tolist() for name, tensor in eager.items()}
-    lock, graph, captured = npu.stream_lock(SOON), npu.graph(), dict[object, Tensor]()
+    lock, graph, captured = npu.stream_lock(WATCHDOG), npu.graph(), dict[object, Tensor]()
     lock.acquire(stream)
     launched = launch_all(npu, stream, live)
     graph.capture(stream, lambda: captured.update(launch_all(npu, stream, live)))
@@ -315,7 +315,7 @@ def test_kernels_never_block_host_and_can_be_captured(npu: AscendAccelerator) ->
     with pytest.raises(StreamTimeout):
         stream.synchronize(BRIEF)
     lock.signal(0)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     for results in (launched, captured):
         assert {name: tensor.tolist() for name, tensor in results.items()} == expected
 
@@ -332,7 +332,7 @@ def test_captured_solve_shares_reads_load_at_replay(npu: AscendAccelerator) -> N
         load.copy_(rows)
         npu_runtime.npu().current_stream().synchronize()
         graph.replay(stream)
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
         assert out.tolist() == solve_cumulative(rows, routing, RANKS).tolist()
 
 
@@ -354,7 +354,7 @@ def test_captured_route_levelled_follows_ids_and_commits(npu: AscendAccelerator)
         npu_runtime.npu().current_stream().synchronize()
         npu.kernels.commit_tables(update(1, tables[step % 2]), live, stream)
         graph.replay(stream)
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
         expected = route_levelled(batch, tables[step % 2], RANKS, 2, 1)
         assert [part.tolist() for part in out] == [part.tolist() for part in expected]
 
@@ -381,7 +381,7 @@ def test_captured_solve_shares_has_own_memory(
     npu.kernels.solve_shares(load, live, 0, out, stream)
     for graph in (npu.graph(), npu.graph()):
         graph.capture(stream, lambda: npu.kernels.solve_shares(load, live, 0, out, stream))
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert len(set(map(id, callbacks))) == 3
 
 
@@ -394,7 +394,7 @@ def test_solve_shares_error_fails_its_stream(npu: AscendAccelerator) -> None:
     npu.kernels.commit_tables(malformed, live, stream)
     npu.kernels.solve_shares(load, live, 0, out, stream)
     with pytest.raises(StreamFailed) as error:
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
     assert isinstance(error.value.__cause__, ValueError)
 
 
@@ -409,7 +409,7 @@ def test_route_levelled_error_fails_its_stream(npu: AscendAccelerator) -> None:
     npu.kernels.commit_tables(malformed, live, stream)
     npu.kernels.route_levelled(ids, live, Salt(0, 0, 0), None, slots, counts, stream)
     with pytest.raises(StreamFailed) as error:
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
     assert isinstance(error.value.__cause__, ValueError)
     assert slots.tolist() == [0] * 4
 
@@ -423,7 +423,7 @@ def test_solve_shares_launches_host_callback_once(
     load, out = on(npu, torch.ones(EXPERTS).long()), on(npu, torch.zeros(SLOTS).int())
     for _ in range(5):
         npu.kernels.solve_shares(load, live, 0, out, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert len(callbacks) == 1
 
 
@@ -439,7 +439,7 @@ def test_route_levelled_batches_of_many_sizes_share_callbacks(
     for batch, out in zip(batches, outs, strict=True):
         ids = on(npu, batch)
         npu.kernels.route_levelled(ids, live, Salt(0, 0, 0), None, *out, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert len(callbacks) == 2
     for batch, out in zip(batches, outs, strict=True):
         expected = route_levelled(batch, routing, RANKS, 0, 0)
@@ -454,5 +454,5 @@ def test_host_functions_take_memory_made_in_inference_mode(npu: AscendAccelerato
         npu.kernels.solve_shares(load, live, 0, shares, stream)
     npu.kernels.commit_tables(update(0, routing), live, stream)
     npu.kernels.solve_shares(load, live, 0, shares, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert shares.tolist() == solve_cumulative(torch.ones(EXPERTS).long(), routing, RANKS).tolist()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,7 +22,6 @@ from equipoise.hal.routing import RoutingTable, build_table, count_experts, rout
 from equipoise.hal.routing_rules import RowHash, route_by_rule
 from equipoise.hal.stream import Role, Stream
 
-SOON = 20.0
 LAYERS = 3
 HASHED_BAR, RULE_BAR, LEVELLED_BAR, COUNT_BAR = 6, 11, 10, 1
 """Most launches of a pass, per layer; a levelled one has copies and a callback besides."""
@@ -84,10 +84,10 @@ def launches(npu: AscendAccelerator, program: Callable[[], object]) -> int:
     from npusim.selftest.ops import operators
 
     stream = npu.stream(Role.COMPUTE)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     before = sum(operators().values())
     program()
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     return sum(operators().values()) - before
 
 
@@ -158,7 +158,7 @@ def test_passes_of_both_sets_equal_the_reference(
             )
             npu.kernels.route_and_count(here, live, Salt(rank, layer, step), *out, stream)
             npu.kernels.route_by_rule(rule, here, live, layer, *ruled, stream)
-            stream.synchronize(SOON)
+            stream.synchronize(WATCHDOG)
             expected = route_hashed(ids, table, rank, layer, step)
             assert [part.tolist() for part in out] == [part.tolist() for part in expected]
             expected = route_by_rule(ids, table, RowHash(3, real_rows))
@@ -178,7 +178,7 @@ def test_passes_before_first_commit_stay_inside_the_tables(
     npu.kernels.route_and_count(on(npu, ids), live, Salt(0, 1, 0), *out, stream)
     rows = on(npu, torch.tensor([99], dtype=torch.int32))
     npu.kernels.route_by_rule(RowHash(1, rows), on(npu, ids), live, 1, *ruled, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     for routed, counts in (out, ruled):
         assert routed.tolist() == [0 if 0 <= id < experts else slots for id in drawn_ids]
         assert counts.tolist() == count_experts(ids, experts).tolist()
@@ -197,7 +197,7 @@ def test_malformed_tables_stay_inside(npu: AscendAccelerator) -> None:
     out = outputs(npu, 4, 4)
     ids = on(npu, torch.arange(4, dtype=torch.int32))
     npu.kernels.route_and_count(ids, live, Salt(0, 0, 0), *out, stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert all(0 <= slot < 6 for slot in out[0].tolist())
 
 
@@ -223,7 +223,7 @@ def test_captured_pass_follows_commits_and_larger_batches(
         table = spread(5, 9, seed)
         npu.kernels.commit_tables(update({1: table}), live, stream)
         graph.replay(stream)
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
         assert out[0].tolist() == route_hashed(ids, table, 2, 1, 5)[0].tolist()
         expected = route_by_rule(ids, table, RowHash(4, rows))
         assert [part.tolist() for part in ruled] == [part.tolist() for part in expected]

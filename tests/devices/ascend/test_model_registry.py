@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.ascend import byte_ops, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
@@ -9,8 +10,6 @@ from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import RegistrationError
 from equipoise.hal.stream import Role
-
-SOON = 20.0
 
 
 def test_registered_private_weights_move_with_padding_and_scales(
@@ -30,7 +29,7 @@ def test_registered_private_weights_move_with_padding_and_scales(
     store.pack([2], blob, copy)
     store.unpack(blob, [0], copy)
     store.commit([(0, 0)], copy)
-    copy.synchronize(SOON)
+    copy.synchronize(WATCHDOG)
     assert [set(npu.storage_bytes(one).cpu().tolist()) for one in weights] == [{2}, {1}, {2}]
     assert (scales.cpu().tolist(), store.conversions) == ([2, 1, 2], 0)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.harnesses.devices import current_stream
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.ascend import BACKEND, byte_ops, npu_runtime
@@ -12,7 +13,6 @@ from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-SOON = 20.0
 SLOTS = 3
 
 
@@ -39,7 +39,7 @@ def test_slot_store_moves_private_format_with_padding(npu: AscendAccelerator) ->
     store.unpack(blob, [0], stream)
     store.commit([(0, 0)], stream)
     store.write([1], [[nz(npu, 77)]], stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert [set(npu.storage_bytes(tensor).tolist()) for tensor in tensors] == [{2}, {77}, {2}]
     assert all(byte_ops.is_private(tensor) for tensor in tensors)
     assert store.conversions == 0

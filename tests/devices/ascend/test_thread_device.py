@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.ascend import BACKEND, npu_runtime, private_api
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.hal.stream import Role
-
-SOON = 20.0
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def on_new_thread(look: Callable[[], list[int]]) -> list[int]:
     results: list[int] = []
     thread = threading.Thread(target=lambda: results.extend(look()))
     thread.start()
-    thread.join(SOON)
+    thread.join(WATCHDOG)
     return results
 
 
@@ -74,5 +73,5 @@ def _order(accelerator: AscendAccelerator) -> list[int]:
     devices.append(npu_runtime.npu().current_device())
     other.launch(lambda: torch.empty(4, dtype=torch.uint8, device=accelerator.device))
     devices.append(npu_runtime.npu().current_device())
-    other.synchronize(SOON)
+    other.synchronize(WATCHDOG)
     return devices

@@ -11,14 +11,12 @@ import time
 import pytest
 import torch
 from helpers.harnesses.devices import backend, device_of
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cuda import driver_streams
 from equipoise.backends.cuda.driver_streams import bind_device
 from equipoise.backends.cuda.host_flags import host_flag_pool
 from equipoise.backends.devices.accelerator import DeviceAccelerator
-
-SOON = 60.0
-"""Seconds: whatever does not come by then never comes."""
 
 
 @pytest.mark.parametrize("streams", [24])
@@ -52,7 +50,7 @@ def test_waiting_streams_go_on_in_reverse_order(kind: str, streams: int) -> None
     reached_ends = []
     for place in reversed(range(streams)):
         words[place].store(1)
-        expiry = time.monotonic() + SOON
+        expiry = time.monotonic() + WATCHDOG
         while not ends[place].query() and time.monotonic() < expiry:
             time.sleep(0.001)
         reached_ends.append(bool(ends[place].query()))

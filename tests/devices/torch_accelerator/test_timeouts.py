@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from helpers.harnesses.devices import backend
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.torch_accelerator import family
 from equipoise.backends.torch_accelerator.accelerator import TorchAccelerator
@@ -16,7 +17,6 @@ from equipoise.hal.errors import PoolExhausted, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Role
 
 SHORT = 0.05
-SOON = 20.0
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_wait_for_held_stream_times_out(
 ) -> None:
     stream, event, pool = device.stream(Role.COPY), device.event(), device.host_pool(8, 1)
     stream.record(event)
-    pool.take(SOON).give_back(event)
+    pool.take(WATCHDOG).give_back(event)
     for wait in (stream.synchronize, event.synchronize, device.synchronize):
         with pytest.raises(StreamTimeout):
             wait(SHORT)
@@ -51,9 +51,9 @@ def test_wait_for_held_stream_times_out(
     assert not event.query()
     release()
     for wait in (event.synchronize, stream.synchronize, device.synchronize):
-        wait(SOON)
+        wait(WATCHDOG)
     event.synchronize(0.0)
-    pool.take(SOON)
+    pool.take(WATCHDOG)
 
 
 def test_waiting_stream_fails_with_recording_stream(device: TorchAccelerator) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from equipoise.integrations.vllm.streams import EngineStreams, HostEngineStreams
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 AGAIN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-SOON = 20.0
 COUNTS = st.lists(st.integers(0, 9), min_size=2, max_size=2)
 STEPS = st.lists(st.tuples(COUNTS, st.booleans()), min_size=1, max_size=6)
 """By step: rows of two experts, and whether it carried nobody's tokens."""
@@ -27,7 +27,7 @@ STEPS = st.lists(st.tuples(COUNTS, st.booleans()), min_size=1, max_size=6)
 @pytest.fixture
 def streams() -> Iterator[EngineStreams]:
     accelerator = CPU.open(0)
-    yield HostEngineStreams(accelerator.stream(Role.COMPUTE), SOON)
+    yield HostEngineStreams(accelerator.stream(Role.COMPUTE), WATCHDOG)
     accelerator.close()
 
 

@@ -4,11 +4,11 @@ import os
 import time
 
 import torch
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.balancer.experts.transfer.copy_threads import UNLIMITED_RATE, CopyLimits
 
-SOON = 20.0
 GUARD = 251
 """What stands where nothing is copied to."""
 SMALL = CopyLimits("small", 64, UNLIMITED_RATE)
@@ -34,7 +34,7 @@ def threads() -> set[int]:
 
 def ended(numbers: set[int]) -> bool:
     """Whether none of these threads is left, soon: the system lists one a little after its end."""
-    expiry = time.monotonic() + SOON
+    expiry = time.monotonic() + WATCHDOG
     while threads() & numbers and time.monotonic() < expiry:
         time.sleep(0.001)
     return not threads() & numbers

@@ -88,7 +88,7 @@ class Pace:
     calls `hook` with the step's number.
     """
 
-    patience: float = 20.0
+    patience: float = WATCHDOG
     hook: Callable[[int], object] = lambda step: None
 
 
@@ -180,9 +180,9 @@ def _serve(
         balancer.before_step(step)
         _let_work(balancer, pace)
         observations.append(_look(member, balancer, weights, step))
-        lockstep.barrier().result(30.0)  # stands for the exchange of tokens
+        lockstep.barrier().result(WATCHDOG)  # stands for the exchange of tokens
     balancer.close()
-    lockstep.barrier().result(30.0)
+    lockstep.barrier().result(WATCHDOG)
     return Story(tuple(observations), tuple(balancer.engine.reports), dict(balancer.engine.aborts))
 
 
@@ -224,7 +224,7 @@ def _look(
         balancer.load.counters += torch.tensor(rows, dtype=torch.int32)
 
     compute.launch(program)
-    compute.synchronize(30.0)
+    compute.synchronize(WATCHDOG)
     return observations[0]
 
 

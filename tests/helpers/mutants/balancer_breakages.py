@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from helpers.harnesses.rebalancing_model import Break, Parts
+from helpers.watchdog import WATCHDOG
 
 from equipoise.hal.communicator import Exchange
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlPlaneLost
@@ -100,7 +101,7 @@ class NoExchange(Around):
     """Cannot exchange anything."""
 
     def exchange(self, round: Exchange) -> After:
-        self._inner.exchange(round).result(30.0)  # the peers shall not suffer
+        self._inner.exchange(round).result(WATCHDOG)  # the peers shall not suffer
         raise CommunicatorFailed("exchange of 'test.moves' lost its peer")
 
 
@@ -186,7 +187,7 @@ class SlowExchange(Around):
         self._gate = gate
 
     def exchange(self, round: Exchange) -> After:
-        return After(self._inner.exchange(round), lambda: self._gate.wait(30.0))
+        return After(self._inner.exchange(round), lambda: self._gate.wait(WATCHDOG))
 
 
 class FabricWith(Around):

@@ -24,7 +24,7 @@ class GroupMember:
     accelerator: Accelerator
 
 
-def on_ranks(size: int, program: Callable[[GroupMember], T], deadline: float = 20.0) -> list[T]:
+def on_ranks(size: int, program: Callable[[GroupMember], T], deadline: float = WATCHDOG) -> list[T]:
     """Run `program` once a rank and return what each returned; the first error is raised."""
     backend = registry.communicator("gloo")
     host = backend.host()

@@ -8,8 +8,8 @@ def test_communicator_open_fails_when_a_peer_never_opens() -> None:
     def program(member: GroupMember) -> str:
         if member.rank:
             return "elsewhere"
-        with pytest.raises(CommunicatorFailed, match="did not all meet within 2 s"):
+        with pytest.raises(CommunicatorFailed, match="did not all meet within 5 s"):
             member.fabric.open("lonely")
         return "gave up"
 
-    assert on_ranks(2, program, deadline=2.0) == ["gave up", "elsewhere"]
+    assert on_ranks(2, program, deadline=5.0) == ["gave up", "elsewhere"]

@@ -20,7 +20,7 @@ def test_message_of_other_size_than_receive_fails(
 
 
 def test_unsupported_calls_are_refused_without_side_effect(job: StartJob) -> None:
-    zero, _ = job(2).run(works.bad_calls, deadline=3.0)
+    zero, _ = job(2).run(works.bad_calls)
     assert len(zero) > 20
     assert {answer["call"]: answer["error"] for answer in zero} == {
         answer["call"]: "Unsupported" for answer in zero

@@ -116,7 +116,7 @@ def test_channel_refuses_slices_of_unequal_tensors_sglang_30015(ranks: Ranks) ->
 
 
 def test_channel_reads_of_lost_sender_raise_the_same_error(ranks: Ranks) -> None:
-    _, receiver = ranks.run(channels.lost_sender, 2, lost={0}, deadline=3.0)
+    _, receiver = ranks.run(channels.lost_sender, 2, lost={0}, deadline=5.0)
     assert receiver["whole"]
     assert receiver["reads"][0] == receiver["reads"][1]
     assert receiver["reads"][0][0] in ("CommunicatorFailed", "OperationTimeout")
@@ -125,6 +125,6 @@ def test_channel_reads_of_lost_sender_raise_the_same_error(ranks: Ranks) -> None
 
 def test_channel_step_in_graph_capture_is_an_error_vllm_51887(ranks: Ranks) -> None:
     """vLLM issue 51887: a graph had captured the boundary of a stage, and serving hung."""
-    sender, receiver = ranks.run(channels.in_a_graph, 2, deadline=3.0)
+    sender, receiver = ranks.run(channels.in_a_graph, 2, deadline=5.0)
     assert sender == "EventNotRecorded"
     assert receiver in ("OperationTimeout", "CommunicatorFailed")

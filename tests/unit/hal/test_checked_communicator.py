@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from helpers.processes.thread_ranks import GroupMember, on_ranks
+from helpers.watchdog import WATCHDOG
 
 from equipoise.hal.checked_communicator import CheckedCommunicator
 from equipoise.hal.communicator import Communicator, Exchange, PeerBuffer
@@ -19,14 +20,12 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.work import Work
 
-SOON = 20.0
-
 
 def open_checked(
     member: GroupMember,
     purpose: str = "test",
     ranks: Sequence[int] | None = None,
-    deadline: float = SOON,
+    deadline: float = WATCHDOG,
 ) -> CheckedCommunicator:
     inner = member.fabric.open(purpose, ranks)
     return CheckedCommunicator(inner, member.fabric.control, 0, deadline, ranks)
@@ -42,7 +41,7 @@ def blob(size: int, value: int = 0) -> torch.Tensor:
 
 def total(group: Communicator) -> int:
     value = ints(group.rank + 1)
-    group.all_reduce(value).result(SOON)
+    group.all_reduce(value).result(WATCHDOG)
     return int(value)
 
 
@@ -53,22 +52,22 @@ def run_every_operation(group: CheckedCommunicator) -> list[object]:
     root, uneven = ints(me + 5), torch.zeros(1 + me).long()
     received_blob = blob(3)
     group.warm([(0, 1)])
-    group.barrier().result(SOON)
-    group.all_gather(gathered, ints(me)).result(SOON)
-    group.reduce_scatter(part, ints(1, 2).view(2, 1)).result(SOON)
-    group.broadcast(root, 1).result(SOON)
-    group.all_to_all(even, ints(me, me + 2).view(2, 1)).result(SOON)
+    group.barrier().result(WATCHDOG)
+    group.all_gather(gathered, ints(me)).result(WATCHDOG)
+    group.reduce_scatter(part, ints(1, 2).view(2, 1)).result(WATCHDOG)
+    group.broadcast(root, 1).result(WATCHDOG)
+    group.all_to_all(even, ints(me, me + 2).view(2, 1)).result(WATCHDOG)
     rows = ints(me, me)[: 1 + me]
     sends, receives = ([0, 1], [0, 1]) if me == 0 else ([1, 1], [1, 1])
-    group.all_to_all_uneven(uneven, rows, receives, sends).result(SOON)
+    group.all_to_all_uneven(uneven, rows, receives, sends).result(WATCHDOG)
     group.exchange(
         Exchange((PeerBuffer(peer, blob(3, me)),), (PeerBuffer(peer, received_blob),))
-    ).result(SOON)
+    ).result(WATCHDOG)
     message = ints(0)
     works = [group.isend(ints(me + 10), peer), group.irecv(message, peer)]
     for work in works:
-        work.result(SOON)
-        work.result(SOON)
+        work.result(WATCHDOG)
+        work.result(WATCHDOG)
         assert work.done()
     values = [gathered, part, root, even, uneven, received_blob, message]
     return [value.flatten().tolist() for value in values]
@@ -149,17 +148,17 @@ def test_missing_rank_is_named_and_refused_when_late() -> None:
     timeout_event = threading.Event()
 
     def program(member: GroupMember) -> int:
-        group = open_checked(member, deadline=0.3 if member.rank == 0 else SOON)
+        group = open_checked(member, deadline=0.3 if member.rank == 0 else WATCHDOG)
         if member.rank == 0:
             with pytest.raises(BallotIncomplete) as missing:
                 group.barrier()
             assert missing.value.missing == (1,)
             timeout_event.set()
         else:
-            assert timeout_event.wait(SOON)
+            assert timeout_event.wait(WATCHDOG)
             with pytest.raises(OrderMismatch, match="given up by a rank"):
                 group.barrier()
-        group._deadline = SOON
+        group._deadline = WATCHDOG
         return total(group)
 
     assert on_ranks(2, program) == [3, 3]
@@ -177,9 +176,9 @@ def test_checked_send_does_not_block_and_times_out_softly() -> None:
             assert not work.done()
             timeout_event.set()
         else:
-            assert timeout_event.wait(SOON)
+            assert timeout_event.wait(WATCHDOG)
             work = group.irecv(into, 0)
-        work.result(SOON)
+        work.result(WATCHDOG)
         return into.tolist()
 
     assert on_ranks(2, program) == [[0, 0], [1, 2]]
@@ -190,13 +189,13 @@ def test_message_size_mismatch_raises_on_both_ends() -> None:
         group = open_checked(member)
         words = r"rank 0 issued .* of 1 x .*; rank 1 issued .* of 2 x"
         with pytest.raises(OrderMismatch, match=words):
-            message(group, ints(1) if member.rank == 0 else ints(0, 0)).result(SOON)
+            message(group, ints(1) if member.rank == 0 else ints(0, 0)).result(WATCHDOG)
         return True
 
     def message(group: CheckedCommunicator, data: torch.Tensor) -> Work:
         return group.isend(data, 1) if group.rank == 0 else group.irecv(data, 0)
 
-    assert on_ranks(2, program, deadline=3.0) == [True, True]
+    assert on_ranks(2, program) == [True, True]
 
 
 def test_message_mismatch_is_permanent_and_cancels_send() -> None:
@@ -205,7 +204,7 @@ def test_message_mismatch_is_permanent_and_cancels_send() -> None:
     def program(member: GroupMember) -> bool:
         group = open_checked(member)
         if member.rank == 1:
-            assert send_event.wait(SOON)
+            assert send_event.wait(WATCHDOG)
             with pytest.raises(OrderMismatch):
                 group.irecv(ints(0, 0), 0)
             return True
@@ -213,13 +212,13 @@ def test_message_mismatch_is_permanent_and_cancels_send() -> None:
         send_event.set()
         for _ in range(2):
             with pytest.raises(OrderMismatch):
-                work.result(SOON)
+                work.result(WATCHDOG)
         assert work.done()
         with pytest.raises(CommunicatorFailed, match="cancelled"):
             group._inner.barrier()
         return True
 
-    assert on_ranks(2, program, deadline=3.0) == [True, True]
+    assert on_ranks(2, program) == [True, True]
 
 
 def test_checked_group_asks_only_its_members() -> None:
@@ -254,6 +253,6 @@ def test_threads_use_several_checked_communicators() -> None:
         order = groups[member.rank :] + groups[: member.rank]
         with ThreadPoolExecutor(3) as pool:
             ends = {id(g): pool.submit(lambda g=g: [total(g) for _ in range(3)]) for g in order}  # type: ignore[misc]
-            return [value for group in groups for value in ends[id(group)].result(SOON)]
+            return [value for group in groups for value in ends[id(group)].result(WATCHDOG)]
 
     assert on_ranks(2, program) == [[3] * 9] * 2

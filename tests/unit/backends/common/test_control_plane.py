@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.harnesses.store_keys import store_keys
+from helpers.watchdog import WATCHDOG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from equipoise.backends.cpu import GLOO
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost
 
-SOON = 20.0
 Pair = tuple[StoreControlPlane, StoreControlPlane]
 
 
@@ -33,7 +33,7 @@ def host() -> Iterator[StoreHost]:
     store_host.close()
 
 
-def plane(host: StoreHost, rank: int, deadline: float = SOON) -> StoreControlPlane:
+def plane(host: StoreHost, rank: int, deadline: float = WATCHDOG) -> StoreControlPlane:
     name, port = host.address
     return StoreControlPlane(Rendezvous(rank=rank, size=2, host=name, port=port, deadline=deadline))
 
@@ -56,7 +56,7 @@ def starve(plane: StoreControlPlane) -> None:
 def test_silent_rank_is_reported_with_observer_operation(pair: Pair) -> None:
     starve(pair[1])
     pair[0].set_operation("step 9")
-    loss = pair[0].lost_rank(SOON)
+    loss = pair[0].lost_rank(WATCHDOG)
     assert loss is not None
     assert (loss.rank, loss.operation) == (1, "step 9")
     assert loss.reason.startswith("fell silent")
@@ -89,7 +89,7 @@ def test_unjoined_rank_is_lost_only_after_deadline(
     default_plane, short_plane = plane(host, 0), plane(host, 0, deadline=0.3)
     try:
         assert default_plane.lost_rank(0.5) is None
-        loss = short_plane.lost_rank(SOON)
+        loss = short_plane.lost_rank(WATCHDOG)
         assert loss is not None
         assert loss.rank == 1
     finally:
@@ -100,7 +100,7 @@ def test_unjoined_rank_is_lost_only_after_deadline(
 def test_first_reported_loss_is_kept_and_hidden_from_lost_rank(host: StoreHost, pair: Pair) -> None:
     host.report_loss(1, "was killed by SIGKILL")
     host.report_loss(0, "exited")
-    loss = pair[0].lost_rank(SOON)
+    loss = pair[0].lost_rank(WATCHDOG)
     assert loss is not None
     assert (loss.rank, loss.reason) == (1, "was killed by SIGKILL")
     assert pair[1].lost_rank(0.0) is None
@@ -119,7 +119,7 @@ def test_ballots_are_collected_by_rank(pair: Pair, one: bytes, two: bytes) -> No
     pair[1].cast(question, two)
     pair[0].cast(question, one)
     pair[0].cast(question, one)
-    assert pair[0].collect(question, SOON) == pair[1].collect(question, SOON) == (one, two)
+    assert pair[0].collect(question, WATCHDOG) == pair[1].collect(question, WATCHDOG) == (one, two)
 
 
 @SHARED
@@ -129,13 +129,13 @@ def test_forgotten_question_leaves_no_key_in_store(
 ) -> None:
     question = f"q{next(NUMBER)}"
     # These come by themselves, and are counted below.
-    pair[0].store.wait(["beat/0", "beat/1"], timedelta(seconds=SOON))
+    pair[0].store.wait(["beat/0", "beat/1"], timedelta(seconds=WATCHDOG))
     for value in (first, second):
         key_count = pair[0].store.num_keys()
         for each in pair:
             each.cast(question, value)
         assert pair[0].decide(question, value) == value
-        assert pair[1].collect(question, SOON) == (value, value)
+        assert pair[1].collect(question, WATCHDOG) == (value, value)
         pair[who].forget(question)
         pair[1 - who].forget(question)
         assert pair[0].store.num_keys() == key_count
@@ -157,7 +157,7 @@ def test_control_calls_fail_without_store(host: StoreHost, pair: Pair) -> None:
     host.close()
     calls = (
         lambda: pair[0].cast("after", b"x"),
-        lambda: pair[0].collect("before", SOON),
+        lambda: pair[0].collect("before", WATCHDOG),
         lambda: pair[0].decide("after", b"x"),
         lambda: pair[0].forget("before"),
     )
@@ -175,7 +175,7 @@ def test_collect_reads_again_after_late_answer(pair: Pair, monkeypatch: pytest.M
     call = pair[0]._calls.call
 
     def slow_check(keys: list[str]) -> bool:
-        answer.wait(SOON)
+        answer.wait(WATCHDOG)
         return store.check(keys)
 
     def noted_call(function: Callable[[], object], timeout: float) -> object:
@@ -190,14 +190,14 @@ def test_collect_reads_again_after_late_answer(pair: Pair, monkeypatch: pytest.M
     slow_store = SimpleNamespace(check=slow_check, multi_get=store.multi_get)
     monkeypatch.setattr(pair[0], "_store", slow_store)
     monkeypatch.setattr(pair[0]._calls, "call", noted_call)
-    assert pair[0].collect("q", SOON, [0]) == (b"x",)
+    assert pair[0].collect("q", WATCHDOG, [0]) == (b"x",)
     assert "did not answer within" in lateness[0]
 
 
 def test_collect_ends_when_control_plane_is_closed(pair: Pair) -> None:
     pair[0].close()
     with pytest.raises(ControlPlaneLost, match="is closed"):
-        pair[0].collect("q", SOON)
+        pair[0].collect("q", WATCHDOG)
 
 
 def test_connect_names_address_without_store(host: StoreHost) -> None:

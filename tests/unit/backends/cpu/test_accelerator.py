@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
@@ -11,8 +12,6 @@ from equipoise.backends.cpu.stream import CpuStream, CpuStreamOp
 from equipoise.hal.capabilities import Available
 from equipoise.hal.errors import BackendUnavailable
 from equipoise.hal.stream import Role
-
-SOON = 20.0
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
 
     def issue(_: CpuStream) -> None:
         issue_began.set()
-        resume_event.wait(SOON)
+        resume_event.wait(WATCHDOG)
 
     def launch() -> None:
         cpu.stream(Role.COMPUTE).launch(lambda: None)
@@ -50,12 +49,12 @@ def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(cpu.stream(Role.COPY).issue, CpuStreamOp(issue))]
-        assert issue_began.wait(SOON)
+        assert issue_began.wait(WATCHDOG)
         ends.append(pool.submit(launch))
         assert not launch_ended.wait(0.05)
         resume_event.set()
         for end in ends:
-            end.result(SOON)
+            end.result(WATCHDOG)
     assert launch_ended.is_set()
     cpu.close()
 

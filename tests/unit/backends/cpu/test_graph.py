@@ -6,14 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.hal.errors import EventNotRecorded, SlotLeased, StreamTimeout, Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
-
-SOON = 20.0
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def test_graph_replays_on_another_stream(cpu: CpuAccelerator) -> None:
         stream, lambda: stream.launch(lambda: where.append(threading.current_thread().name))
     )
     graph.replay(cpu.stream(Role.AUX))
-    cpu.synchronize(SOON)
+    cpu.synchronize(WATCHDOG)
     assert where == ["cpu:0.aux"]
 
 
@@ -40,15 +39,15 @@ def test_capture_records_only_own_stream_and_thread(cpu: CpuAccelerator) -> None
     def program() -> None:
         stream.launch(lambda: log.append("captured"))
         other.launch(lambda: log.append("another stream"))
-        other.synchronize(SOON)
+        other.synchronize(WATCHDOG)
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(stream.launch, lambda: log.append("another thread")).result(SOON)
+            pool.submit(stream.launch, lambda: log.append("another thread")).result(WATCHDOG)
 
     graph.capture(stream, program)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == ["another stream", "another thread"]
     graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log[2:] == ["captured"]
 
 
@@ -64,7 +63,7 @@ def test_failed_capture_leaves_graph_and_stream_unchanged(cpu: CpuAccelerator) -
         graph.capture(stream, program)
     stream.launch(lambda: log.append("eager"))
     graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == ["eager", "first"]
 
 
@@ -73,7 +72,7 @@ def test_captured_event_is_recorded_at_each_replay(cpu: CpuAccelerator) -> None:
     gate, event = threading.Semaphore(0), cpu.event()
 
     def program() -> None:
-        stream.launch(lambda: gate.acquire(timeout=SOON))
+        stream.launch(lambda: gate.acquire(timeout=WATCHDOG))
         stream.record(event)
 
     graph.capture(stream, program)
@@ -86,7 +85,7 @@ def test_captured_event_is_recorded_at_each_replay(cpu: CpuAccelerator) -> None:
         with pytest.raises(StreamTimeout):
             other.synchronize(0.02)
         gate.release()
-        other.synchronize(SOON)
+        other.synchronize(WATCHDOG)
         assert log == list(range(number + 1))
 
 
@@ -102,13 +101,13 @@ def test_captured_wait_uses_event_point_at_replay(
         stream.launch(lambda: log.append(1))
 
     graph.capture(stream, program)
-    other.launch(lambda: gate.wait(SOON))
+    other.launch(lambda: gate.wait(WATCHDOG))
     other.record(event)
     graph.replay(stream)
     with pytest.raises(StreamTimeout):
         stream.synchronize(0.02)
     gate.set()
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == [1]
 
 
@@ -125,7 +124,7 @@ def test_capture_refuses_wait_for_unrecorded_event(
 
     graph.capture(stream, in_order)
     graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert event.query()
 
 
@@ -134,10 +133,10 @@ def test_captured_stream_refuses_synchronize_and_second_capture(
 ) -> None:
     stream, graph = cpu.stream(Role.COMPUTE), cpu.graph()
     with pytest.raises(Unsupported, match="cannot be synchronised"):
-        graph.capture(stream, lambda: stream.synchronize(SOON))
+        graph.capture(stream, lambda: stream.synchronize(WATCHDOG))
     with pytest.raises(Unsupported, match="captured already"):
         graph.capture(stream, lambda: cpu.graph().capture(stream, lambda: None))
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
 
 
 def test_replay_within_capture_is_captured(cpu: CpuAccelerator) -> None:
@@ -149,10 +148,10 @@ def test_replay_within_capture_is_captured(cpu: CpuAccelerator) -> None:
         inner.replay(stream)
 
     outer.capture(stream, program)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == []
     outer.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == [1, 1]
 
 
@@ -165,7 +164,7 @@ def test_replay_within_program_runs_in_place(cpu: CpuAccelerator) -> None:
         log.append("program")
 
     stream.launch(program)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == ["graph", "program"]
 
 
@@ -188,7 +187,7 @@ def test_captured_kernels_and_slot_operations_read_state_at_replay(
     for number in (1.0, 2.0):
         store.unpack(torch.full((4,), number).view(torch.uint8), [0], copy)
         graph.replay(stream)
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
         assert blob.view(torch.float32).tolist() == [number] * 4
     assert counts.tolist() == [1, 2]
 
@@ -205,11 +204,11 @@ def test_replay_on_leased_slot_launches_nothing(cpu: CpuAccelerator) -> None:
     lease = store.lease([0])
     with pytest.raises(SlotLeased):
         graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == []
     lease.release()
     graph.replay(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == [1]
 
 
@@ -229,19 +228,19 @@ def test_commit_is_atomic_to_reader_replay(cpu: CpuAccelerator) -> None:
     rounds, together = 60, threading.Barrier(2)
 
     def replay() -> None:
-        together.wait(SOON)
+        together.wait(WATCHDOG)
         for _ in range(rounds):
             graph.replay(reader)
 
     def commit() -> None:
-        together.wait(SOON)
+        together.wait(WATCHDOG)
         for number in range(rounds):
             store.unpack(torch.tensor([float(number)]).view(torch.uint8), [0], copy)
             store.commit([(0, 0)], copy)
 
     with ThreadPoolExecutor(2) as pool:
         for end in (pool.submit(replay), pool.submit(commit)):
-            end.result(SOON)
-    cpu.synchronize(SOON)
+            end.result(WATCHDOG)
+    cpu.synchronize(WATCHDOG)
     assert values[::2] == values[1::2]
     assert len(values) == 2 * rounds

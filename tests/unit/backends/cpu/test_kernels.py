@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,7 +19,6 @@ from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import RoutingTable
 from equipoise.hal.stream import Role
 
-SOON = 20.0
 CPU = torch.device("cpu")
 KERNELS = CpuKernels()
 
@@ -187,7 +187,7 @@ def test_checksum_refuses_strided_tensor() -> None:
 def stream() -> Iterator[CpuStream]:
     cpu_stream = CpuStream(Role.COMPUTE, "test")
     yield cpu_stream
-    cpu_stream.close(SOON)
+    cpu_stream.close(WATCHDOG)
 
 
 def test_kernel_error_fails_its_stream(stream: CpuStream) -> None:
@@ -195,4 +195,4 @@ def test_kernel_error_fails_its_stream(stream: CpuStream) -> None:
     slots, counts = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     KERNELS.route_and_count(torch.zeros_like(slots), nothing, Salt(0, 0, 0), slots, counts, stream)
     with pytest.raises(StreamFailed):
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
@@ -18,8 +19,6 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.stream import Role
 
-SOON = 20.0
-
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
@@ -30,7 +29,7 @@ def cpu() -> Iterator[CpuAccelerator]:
 
 @pytest.fixture
 def lock(cpu: CpuAccelerator) -> CpuStreamLock:
-    return cpu.stream_lock(SOON)
+    return cpu.stream_lock(WATCHDOG)
 
 
 def test_release_without_acquire_hands_nothing_over(
@@ -38,7 +37,7 @@ def test_release_without_acquire_hands_nothing_over(
 ) -> None:
     stream = cpu.stream(Role.COMPUTE)
     lock.release(stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     lock.signal(0)
     with pytest.raises(StreamTimeout):
         lock.wait(0, 0.02)
@@ -48,7 +47,7 @@ def test_release_without_acquire_hands_nothing_over(
     ("end", "error"),
     [
         (CpuStreamLock.poison, LockPoisoned),
-        (lambda lock: lock.drain(SOON), StaleEpoch),
+        (lambda lock: lock.drain(WATCHDOG), StaleEpoch),
     ],
     ids=["poison", "drain"],
 )
@@ -57,22 +56,22 @@ def test_poison_and_drain_wake_waiting_writer(
 ) -> None:
     lock.signal(0)
     with ThreadPoolExecutor(1) as pool:
-        wait_future = pool.submit(lock.wait, 0, SOON)
+        wait_future = pool.submit(lock.wait, 0, WATCHDOG)
         end(lock)
         with pytest.raises(error):
-            wait_future.result(SOON)
+            wait_future.result(WATCHDOG)
 
 
 def test_drain_ignores_failed_stream(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:
     stream, gate = cpu.stream(Role.COMPUTE), threading.Event()
-    stream.launch(lambda: gate.wait(SOON))
+    stream.launch(lambda: gate.wait(WATCHDOG))
     stream.launch(lambda: 1 / 0)
     lock.acquire(stream)
     gate.set()
-    assert lock.drain(SOON) == 1
+    assert lock.drain(WATCHDOG) == 1
     with pytest.raises(StreamFailed):
         lock.acquire(stream)
-    assert lock.drain(SOON) == 2
+    assert lock.drain(WATCHDOG) == 2
 
 
 def test_lock_memory_is_bounded_without_drain(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:
@@ -81,8 +80,8 @@ def test_lock_memory_is_bounded_without_drain(cpu: CpuAccelerator, lock: CpuStre
         lock.acquire(stream)
         lock.release(stream)
         lock.signal(0)
-        lock.wait(0, SOON)
-    stream.synchronize(SOON)
+        lock.wait(0, WATCHDOG)
+    stream.synchronize(WATCHDOG)
     lock.release(stream)
     assert len(lock._pending_events) == 1
 
@@ -97,5 +96,5 @@ def test_program_may_acquire_lock(cpu: CpuAccelerator, lock: CpuStreamLock) -> N
 
     stream.launch(step)
     lock.signal(0)
-    lock.wait(0, SOON)
+    lock.wait(0, WATCHDOG)
     assert values == [1]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND
@@ -17,7 +18,6 @@ from equipoise.hal.errors import SlotError, SlotLeased, StreamFailed
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-SOON = 20.0
 SLOTS, STAGING = 3, 2
 
 
@@ -43,10 +43,10 @@ def number(value: int) -> Tensor:
 
 def test_slot_operations_on_other_slots_do_not_wait(cpu: CpuAccelerator) -> None:
     store, gate = store_on(cpu), threading.Event()
-    cpu.stream(Role.COPY).launch(lambda: gate.wait(SOON))
+    cpu.stream(Role.COPY).launch(lambda: gate.wait(WATCHDOG))
     store.write([0], [[number(1)]], cpu.stream(Role.COPY))
     store.write([1], [[number(2)]], cpu.stream(Role.AUX))
-    cpu.stream(Role.AUX).synchronize(SOON)
+    cpu.stream(Role.AUX).synchronize(WATCHDOG)
     assert (slot_value(store, 0), slot_value(store, 1)) == (0, 2)
     gate.set()
 
@@ -56,20 +56,20 @@ def test_concurrent_slot_operations_are_atomic(cpu: CpuAccelerator) -> None:
     store, together, blobs = store_on(cpu), threading.Barrier(2), []
 
     def write() -> None:
-        together.wait(SOON)
+        together.wait(WATCHDOG)
         for n in range(60):
             store.write([0, 1], [[number(n)], [number(n)]], cpu.stream(Role.COPY))
 
     def read() -> None:
-        together.wait(SOON)
+        together.wait(WATCHDOG)
         for _ in range(60):
             blobs.append(torch.empty(16, dtype=torch.uint8))
             store.pack([0, 1], blobs[-1], cpu.stream(Role.AUX))
 
     with ThreadPoolExecutor(2) as pool:
         for end in (pool.submit(write), pool.submit(read)):
-            end.result(SOON)
-    cpu.synchronize(SOON)
+            end.result(WATCHDOG)
+    cpu.synchronize(WATCHDOG)
     pairs = [blob.view(torch.int64).tolist() for blob in blobs]
     assert all(first == second for first, second in pairs)
 
@@ -86,18 +86,18 @@ def test_commit_of_failed_unpack_raises_until_overwritten(
 ) -> None:
     store, copy, aux = store_on(cpu), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
     gate = threading.Event()
-    copy.launch(lambda: gate.wait(SOON))
+    copy.launch(lambda: gate.wait(WATCHDOG))
     copy.launch(lambda: 1 / 0)
     store.unpack(number(1).view(torch.uint8), [0], copy)
     gate.set()
     with pytest.raises(StreamFailed):
-        copy.synchronize(SOON)
+        copy.synchronize(WATCHDOG)
     with pytest.raises(StreamFailed):
         store.commit([(0, 0)], aux)
-    aux.synchronize(SOON)
+    aux.synchronize(WATCHDOG)
     store.unpack(number(5).view(torch.uint8), [0], aux)
     store.commit([(0, 0)], aux)
-    aux.synchronize(SOON)
+    aux.synchronize(WATCHDOG)
     assert slot_value(store, 0) == 5
 
 
@@ -117,7 +117,7 @@ def test_leased_slots_refuse_commit_and_write_until_release(
     store.write([0], [[number(1)]], stream)
     leases[1].release()
     store.write([1], [[number(2)]], stream)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert [slot_value(store, slot) for slot in range(SLOTS)] == [1, 2, 0]
     with pytest.raises(SlotError, match="slot 3"):
         store.lease([3])
@@ -130,7 +130,7 @@ def test_slot_operation_within_program_waits_without_holding_lock(
     store, copy, compute = store_on(cpu), cpu.stream(Role.COPY), cpu.stream(Role.COMPUTE)
     gate, waiting, blob = threading.Event(), threading.Event(), torch.ones(8, dtype=torch.uint8)
     gate_results: list[bool] = []
-    copy.launch(lambda: gate_results.append(gate.wait(SOON)))
+    copy.launch(lambda: gate_results.append(gate.wait(WATCHDOG)))
     store.pack([0], blob, copy)
 
     def program() -> None:
@@ -139,12 +139,12 @@ def test_slot_operation_within_program_waits_without_holding_lock(
         assert slot_value(store, 0) == 6
 
     compute.launch(program)
-    assert waiting.wait(SOON)
+    assert waiting.wait(WATCHDOG)
     for _ in range(20):  # some of them while the program waits
         store.write([1], [[number(1)]], cpu.stream(Role.AUX))
         time.sleep(0.002)
     gate.set()
-    cpu.synchronize(SOON)
+    cpu.synchronize(WATCHDOG)
     assert gate_results == [True]
     assert not blob.any()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,7 +19,6 @@ from equipoise.hal.errors import Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-SOON = 20.0
 GUARD = 3
 """Elements left and right of every segment that nobody may touch."""
 DTYPES = (torch.uint8, torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int64, torch.bool)
@@ -147,7 +147,7 @@ def test_slot_store_refuses_undeclared_private_format() -> None:
 def test_slot_operations_copy_their_arguments_at_call() -> None:
     store, stream = store_of_two(), CpuStream(Role.COPY, "test")
     gate = threading.Event()
-    stream.launch(lambda: gate.wait(SOON))
+    stream.launch(lambda: gate.wait(WATCHDOG))
     blob = torch.zeros(BYTES, dtype=torch.uint8)
     numbers = [1]
     sums = torch.zeros(1, dtype=torch.int64)
@@ -158,8 +158,8 @@ def test_slot_operations_copy_their_arguments_at_call() -> None:
     numbers[0] = 0
     assert not blob.any()
     gate.set()
-    stream.synchronize(SOON)
-    stream.close(SOON)
+    stream.synchronize(WATCHDOG)
+    stream.close(WATCHDOG)
     assert torch.equal(store.layout.slots[0][0].data, torch.ones(2, 2))
     packed = torch.cat([segment.data.reshape(-1) for segment in store.layout.slots[1]])
     assert int(sums) & MASK64 == checksum(packed)

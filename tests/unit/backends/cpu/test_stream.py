@@ -5,32 +5,30 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.stream import CpuEvent, CpuStream
 from equipoise.hal.errors import StreamFailed, StreamTimeout
 from equipoise.hal.stream import Role
 
-SOON = 20.0
-"""Seconds: far more than needed, far less than a test's time-out."""
-
 
 @pytest.fixture
 def stream() -> Iterator[CpuStream]:
     compute_stream = CpuStream(Role.COMPUTE, "test")
     yield compute_stream
-    compute_stream.close(SOON)
+    compute_stream.close(WATCHDOG)
 
 
 @pytest.fixture
 def other() -> Iterator[CpuStream]:
     copy_stream = CpuStream(Role.COPY, "test")
     yield copy_stream
-    copy_stream.close(SOON)
+    copy_stream.close(WATCHDOG)
 
 
 def launch_until_refused(stream: CpuStream) -> None:
-    expiry = time.monotonic() + SOON
+    expiry = time.monotonic() + WATCHDOG
     while time.monotonic() < expiry:
         stream.launch(lambda: None)
 
@@ -55,7 +53,7 @@ def test_nested_launch_runs_in_place(stream: CpuStream) -> None:
 
     stream.launch(outer)
     stream.launch(lambda: log.append("next"))
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == ["inner", "outer", "next"]
 
 
@@ -63,26 +61,26 @@ def test_program_may_synchronize_its_own_stream(stream: CpuStream) -> None:
     log: list[str] = []
 
     def outer() -> None:
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
         log.append("outer")
 
     stream.launch(outer)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert log == ["outer"]
 
 
 def test_stream_failure_reaches_waiters_of_later_event(stream: CpuStream, other: CpuStream) -> None:
     gate, point, values = threading.Event(), CpuEvent(), []
-    stream.launch(lambda: gate.wait(SOON))
+    stream.launch(lambda: gate.wait(WATCHDOG))
     stream.launch(fail)
     stream.record(point)
     other.wait(point)
     other.launch(lambda: values.append(1))
     gate.set()
     with pytest.raises(StreamFailed, match="on purpose"):
-        point.synchronize(SOON)
+        point.synchronize(WATCHDOG)
     with pytest.raises(StreamFailed, match="on purpose"):
-        other.synchronize(SOON)
+        other.synchronize(WATCHDOG)
     assert values == []
 
 
@@ -92,24 +90,24 @@ def test_record_on_failed_stream_fails_event(stream: CpuStream, other: CpuStream
     stream.record(point)
     stream.launch(fail)
     with pytest.raises(StreamFailed):
-        stream.synchronize(SOON)
+        stream.synchronize(WATCHDOG)
     with pytest.raises(StreamFailed):
         stream.record(point)
     with pytest.raises(StreamFailed, match="on purpose"):
-        point.synchronize(SOON)
+        point.synchronize(WATCHDOG)
     other.wait(point)
     with pytest.raises(StreamFailed, match="on purpose"):
-        other.synchronize(SOON)
+        other.synchronize(WATCHDOG)
 
 
 def test_synchronize_timeout_leaves_stream_running(stream: CpuStream) -> None:
     gate, values = threading.Event(), []
-    stream.launch(lambda: gate.wait(SOON))
+    stream.launch(lambda: gate.wait(WATCHDOG))
     stream.launch(lambda: values.append(1))
     with pytest.raises(StreamTimeout, match=r"test.compute was not reached within 0.02 s"):
         stream.synchronize(0.02)
     gate.set()
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert values == [1]
 
 
@@ -118,7 +116,7 @@ def test_stream_starts_no_thread_before_first_launch() -> None:
     accelerator = BACKEND.open(0)
     streams = [accelerator.stream(role) for role in Role]
     accelerator.event()
-    accelerator.synchronize(SOON)
+    accelerator.synchronize(WATCHDOG)
     assert threading.active_count() == before
     streams[0].launch(lambda: None)
     assert threading.active_count() == before + 1
@@ -128,14 +126,14 @@ def test_stream_starts_no_thread_before_first_launch() -> None:
 
 def test_close_runs_queued_and_nested_launches() -> None:
     stream, gate, log = CpuStream(Role.AUX, "test"), threading.Event(), []
-    stream.launch(lambda: gate.wait(SOON))
+    stream.launch(lambda: gate.wait(WATCHDOG))
     stream.launch(lambda: stream.launch(lambda: log.append("nested")))
-    closer = threading.Thread(target=stream.close, args=(SOON,))
+    closer = threading.Thread(target=stream.close, args=(WATCHDOG,))
     closer.start()
     with pytest.raises(StreamFailed, match="was closed"):
         launch_until_refused(stream)
     gate.set()
-    closer.join(SOON)
+    closer.join(WATCHDOG)
     assert not closer.is_alive()
     assert log == ["nested"]
 
@@ -145,7 +143,7 @@ def test_close_of_hanging_stream_is_bounded() -> None:
     stream.launch(gate.wait)
     closer = threading.Thread(target=stream.close, args=(0.01,), daemon=True)
     closer.start()
-    closer.join(SOON)
+    closer.join(WATCHDOG)
     closer_returned = not closer.is_alive()
     gate.set()
     assert closer_returned
@@ -154,11 +152,11 @@ def test_close_of_hanging_stream_is_bounded() -> None:
 def test_closed_stream_refuses_launch() -> None:
     stream = CpuStream(Role.AUX, "test")
     stream.launch(lambda: None)
-    stream.close(SOON)
+    stream.close(WATCHDOG)
     before = threading.active_count()
     with pytest.raises(StreamFailed, match=r"test\.aux was closed"):
         stream.launch(lambda: None)
-    stream.close(SOON)
+    stream.close(WATCHDOG)
     assert threading.active_count() == before
 
 
@@ -167,7 +165,7 @@ def test_concurrent_launches_run_on_one_thread(stream: CpuStream) -> None:
     together = threading.Barrier(4)
 
     def launch_many() -> None:
-        together.wait(SOON)
+        together.wait(WATCHDOG)
         for _ in range(50):
             stream.launch(lambda: thread_ids.append(threading.get_ident()))
 
@@ -175,7 +173,7 @@ def test_concurrent_launches_run_on_one_thread(stream: CpuStream) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(SOON)
-    stream.synchronize(SOON)
+        thread.join(WATCHDOG)
+    stream.synchronize(WATCHDOG)
     assert len(thread_ids) == 200
     assert len(set(thread_ids)) == 1

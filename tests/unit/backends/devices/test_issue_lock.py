@@ -3,15 +3,15 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from equipoise.backends.devices.issue_lock import IssueLock
+from helpers.watchdog import WATCHDOG
 
-SOON = 20.0
+from equipoise.backends.devices.issue_lock import IssueLock
 
 
 def queue_up(gate: IssueLock, count: int) -> None:
     """Until so many threads stand in line."""
     expiry = threading.Event()
-    for _ in range(int(SOON / 0.001)):
+    for _ in range(int(WATCHDOG / 0.001)):
         if len(gate._queue) == count:
             return
         expiry.wait(0.001)
@@ -28,7 +28,7 @@ def test_issue_lock_is_reentrant() -> None:
             return True
 
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(enter).result(SOON)  # it was given back as often as it was taken
+        assert pool.submit(enter).result(WATCHDOG)  # it was given back as often as it was taken
 
 
 def test_issue_lock_serves_threads_in_arrival_order() -> None:
@@ -47,7 +47,7 @@ def test_issue_lock_serves_threads_in_arrival_order() -> None:
         with gate:  # its last holder comes behind those who wait
             order.append(3)
         for one in futures:
-            one.result(SOON)
+            one.result(WATCHDOG)
     assert order == [0, 1, 2, 3]
 
 
@@ -63,5 +63,5 @@ def test_issue_lock_is_held_by_one_thread_at_a_time() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         for future in [pool.submit(work) for _ in range(4)]:
-            future.result(SOON)
+            future.result(WATCHDOG)
     assert most == [1]

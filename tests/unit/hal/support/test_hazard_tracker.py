@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from helpers.watchdog import WATCHDOG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from equipoise.hal.errors import StreamFailed, StreamTimeout
 from equipoise.hal.stream import Role
 from equipoise.hal.support.slot_access import HazardTracker
 
-SOON = 20.0
 NAMES = st.lists(st.sampled_from("abc"), max_size=2, unique=True)
 
 
@@ -36,7 +36,7 @@ def test_hazards_run_conflicting_operations_in_issue_order(
     for place, (at, reads, writes) in enumerate(operations):
         with hazards.track(streams[at], reads=reads, writes=writes):
             streams[at].launch(partial(log.append, place))
-    cpu.synchronize(SOON)
+    cpu.synchronize(WATCHDOG)
     cpu.close()
     position = {place: when for when, place in enumerate(log)}
     for later, (_, reads, writes) in enumerate(operations):
@@ -61,17 +61,17 @@ def test_hazards_delay_only_conflicting_operations(
     hazards, gate, log = HazardTracker(cpu.event), threading.Event(), []
     one, two = cpu.stream(Role.COPY), cpu.stream(Role.AUX)
     with hazards.track(one, **first):
-        one.launch(lambda: gate.wait(SOON))
+        one.launch(lambda: gate.wait(WATCHDOG))
     with hazards.track(two, **second):
         two.launch(lambda: log.append(1))
     if waits:
         with pytest.raises(StreamTimeout):
             two.synchronize(0.02)
     else:
-        two.synchronize(SOON)
+        two.synchronize(WATCHDOG)
     assert log == ([] if waits else [1])
     gate.set()
-    cpu.synchronize(SOON)
+    cpu.synchronize(WATCHDOG)
     assert log == [1]
 
 
@@ -85,7 +85,7 @@ def test_hazards_record_one_event_per_operation(cpu: CpuAccelerator) -> None:
     hazards, stream = HazardTracker(event), cpu.stream(Role.COPY)  # type: ignore[arg-type]
     with hazards.track(stream, reads="ab", writes="cd") as recorded_event:
         stream.launch(lambda: None)
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     assert events == [recorded_event]
     assert recorded_event.query()
 
@@ -96,7 +96,7 @@ def test_hazards_ignore_operation_that_failed_to_launch(cpu: CpuAccelerator) -> 
         raise ZeroDivisionError
     with hazards.track(two, reads="a"):
         two.launch(lambda: None)
-    two.synchronize(SOON)
+    two.synchronize(WATCHDOG)
 
 
 def test_hazards_fail_readers_of_failed_writer_until_rewrite(
@@ -106,7 +106,7 @@ def test_hazards_fail_readers_of_failed_writer_until_rewrite(
     with hazards.track(one, writes="a") as recorded_event:
         one.launch(lambda: 1 / 0)
     with pytest.raises(StreamFailed):
-        recorded_event.synchronize(SOON)
+        recorded_event.synchronize(WATCHDOG)
     with pytest.raises(StreamFailed), hazards.track(two, reads="a"):
         pytest.fail("reached the block")
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_hazards_fail_readers_of_failed_writer_until_rewrite(
             two.launch(lambda: None)
     with hazards.track(two, reads="a"):
         two.launch(lambda: None)
-    two.synchronize(SOON)
+    two.synchronize(WATCHDOG)
 
 
 @pytest.mark.slow
@@ -124,6 +124,6 @@ def test_hazards_memory_is_bounded(cpu: CpuAccelerator) -> None:
         stream = cpu.stream(list(Role)[number % 4])
         with hazards.track(stream, reads="ab", writes="c" if number % 3 else ""):
             stream.launch(lambda: None)
-    cpu.synchronize(SOON)
+    cpu.synchronize(WATCHDOG)
     assert set(hazards._traces) == set("abc")
     assert {len(trace.readers) for trace in hazards._traces.values()} <= {0, 4}

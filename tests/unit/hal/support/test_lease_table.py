@@ -4,13 +4,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers.watchdog import WATCHDOG
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.errors import SlotLeased
 from equipoise.hal.support.slot_access import LeaseTable
 
-SOON = 20.0
 SLOTS = range(4)
 
 
@@ -64,9 +64,9 @@ def test_lease_waits_while_operation_is_issued() -> None:
     with ThreadPoolExecutor(1) as pool:
         with leases.exclude_leased([0]):
             end = pool.submit(take)
-            assert attempt.wait(SOON)
+            assert attempt.wait(WATCHDOG)
             assert not acquired.wait(0.05)
-        end.result(SOON)
+        end.result(WATCHDOG)
     assert is_barred(leases, 0)
 
 
@@ -76,12 +76,12 @@ def test_concurrent_release_of_lease_counts_once() -> None:
         keep, twice = leases.acquire([0]), leases.acquire([0])
 
         def release(lease=twice) -> None:  # type: ignore[no-untyped-def]
-            together.wait(SOON)
+            together.wait(WATCHDOG)
             lease.release()
 
         with ThreadPoolExecutor(2) as pool:
             for end in [pool.submit(release) for _ in range(2)]:
-                end.result(SOON)
+                end.result(WATCHDOG)
         assert is_barred(leases, 0)
         keep.release()
         assert not is_barred(leases, 0)

@@ -4,14 +4,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.hal.errors import StreamFailed, StreamTimeout
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.support.slot_access import ReaderRegistry
-
-SOON = 20.0
 
 
 @pytest.fixture
@@ -33,14 +32,14 @@ def test_commit_runs_between_two_reader_launches(cpu: CpuAccelerator) -> None:
     readers, log, gate = ReaderRegistry(cpu.event), list[str](), threading.Event()
     reader, writer = cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
     readers.attach(reader)
-    reader.launch(lambda: gate.wait(SOON))
+    reader.launch(lambda: gate.wait(WATCHDOG))
     reader.launch(lambda: log.append("before"))
     commit(cpu, readers, writer, log)
     reader.launch(lambda: log.append("after"))
     with pytest.raises(StreamTimeout):
         writer.synchronize(0.02)
     gate.set()
-    cpu.synchronize(SOON)
+    cpu.synchronize(WATCHDOG)
     assert log == ["before", "commit", "after"]
 
 
@@ -71,11 +70,11 @@ def test_readers_skip_failed_stream(cpu: CpuAccelerator) -> None:
     attachment = readers.attach(reader)
     reader.launch(lambda: 1 / 0)
     with pytest.raises(StreamFailed):
-        reader.synchronize(SOON)
+        reader.synchronize(WATCHDOG)
     commit(cpu, readers, writer, log)
     attachment.detach()
     commit(cpu, readers, writer, log)
-    writer.synchronize(SOON)
+    writer.synchronize(WATCHDOG)
     assert log == ["commit", "commit"]
 
 
@@ -85,16 +84,16 @@ def test_writers_wait_for_detached_reader_then_forget_it(
     readers, gate = ReaderRegistry(cpu.event), threading.Event()
     reader, writers = cpu.stream(Role.COMPUTE), [cpu.stream(Role.COPY), cpu.stream(Role.AUX)]
     attachment = readers.attach(reader)
-    reader.launch(lambda: gate.wait(SOON))
+    reader.launch(lambda: gate.wait(WATCHDOG))
     attachment.detach()
     for writer in writers:
         commit(cpu, readers, writer, [])
         with pytest.raises(StreamTimeout):
             writer.synchronize(0.02)
     gate.set()
-    cpu.synchronize(SOON)
+    cpu.synchronize(WATCHDOG)
     for _ in range(3):
         readers.attach(reader).detach()
-    reader.synchronize(SOON)
+    reader.synchronize(WATCHDOG)
     readers.wait_for_readers(writers[0])
     assert readers._detached_events == {}

@@ -1,6 +1,7 @@
 """What ranks have is compared, whatever it is and whoever has it."""
 
 from helpers.processes.thread_control_plane import ThreadControl, meet
+from helpers.watchdog import WATCHDOG
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,6 @@ from equipoise.balancer.experts.agreement.same_on_all_ranks import (
 )
 from equipoise.hal.errors import BallotIncomplete, RanksDiffer
 
-SOON = 20.0
 names = st.sampled_from(["layout", "step"])
 sides = st.dictionaries(
     st.sampled_from(["one", "other"]), st.dictionaries(names, st.sampled_from("ab")), max_size=2
@@ -27,7 +27,7 @@ def test_check_same_names_a_difference_and_all_ranks_alike(
 ) -> None:
     def program(control: ThreadControl) -> object:
         own_facts = each[control.rank]
-        return check_same_on_all_ranks(control, "same", SOON, own_facts, note=str(control.rank))
+        return check_same_on_all_ranks(control, "same", WATCHDOG, own_facts, note=str(control.rank))
 
     answers = meet(len(each), program)
     rank_entries = [entries(side) for side in each]
@@ -46,7 +46,7 @@ def test_check_same_names_a_difference_and_all_ranks_alike(
 def test_check_same_lists_ranks_by_value() -> None:
     def program(control: ThreadControl) -> object:
         own_facts = {"pool": {"layers": str(control.rank == 2), "experts": "8"}}
-        return check_same_on_all_ranks(control, "same", SOON, own_facts)
+        return check_same_on_all_ranks(control, "same", WATCHDOG, own_facts)
 
     (text,) = {str(answer) for answer in meet(5, program)}
     assert text == "pool: ranks differ in layers: ranks 0..1, 3..4 have False; rank 2 has True"
@@ -57,7 +57,7 @@ def test_check_same_compares_given_ranks_only() -> None:
         if control.rank == 1:
             return None
         own_facts = {"group": {"step": "3"}}
-        return check_same_on_all_ranks(control, "same", SOON, own_facts, ranks=[0, 2])
+        return check_same_on_all_ranks(control, "same", WATCHDOG, own_facts, ranks=[0, 2])
 
     assert meet(3, program) == [("", ""), None, ("", "")]
 

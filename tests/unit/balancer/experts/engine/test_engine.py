@@ -245,8 +245,9 @@ def test_exchange_that_cannot_start_aborts_rebalance_but_not_step() -> None:
 
 @pytest.mark.slow
 def test_communicator_is_rebuilt_after_failed_move() -> None:
-    # The peer's exchange stays unmatched and fails its communicator at its deadline: both build.
-    rank_records = rebalance(fabric(".moves", BrokenUntilBuilt))
+    # The peer's exchange stays unmatched until `timeout` and fails its communicator: both build.
+    # The victim waits meanwhile for its peer's step, which has a longer deadline.
+    rank_records = rebalance(fabric(".moves", BrokenUntilBuilt), timeout=20.0)
     assert violations(rank_records) == []
     for rank_record in rank_records:
         assert rank_record.aborts["transfer failed"] == 1

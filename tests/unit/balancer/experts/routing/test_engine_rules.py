@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND
@@ -19,7 +20,6 @@ from equipoise.hal.routing import RoutingTable
 from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
 from equipoise.hal.stream import Role
 
-SOON = 20.0
 SHAPE = ExpertShape(layers=2, experts=4, slots=8, ranks=2)
 TOP_K = 3
 LAYER = 1
@@ -60,7 +60,7 @@ def ids() -> Tensor:
 
 
 def settle(cpu: CpuAccelerator) -> None:
-    cpu.stream(Role.COMPUTE).synchronize(SOON)
+    cpu.stream(Role.COMPUTE).synchronize(WATCHDOG)
 
 
 def test_row_hash_router_matches_rule_and_counts_valid_rows_only(cpu: CpuAccelerator) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from helpers.harnesses.host_copies import SMALL, SOON, STILL, ended, guarded, noise, threads
+from helpers.harnesses.host_copies import SMALL, STILL, ended, guarded, noise, threads
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.transfer import copy_threads
 from equipoise.balancer.experts.transfer.copy_threads import (
@@ -40,7 +41,7 @@ def test_ticket_wait_times_out_and_copy_goes_on() -> None:
         copy_pool.close(0.0)
     assert copy_handle.done()
     with pytest.raises(CopyAbandoned):
-        copy_handle.wait(SOON)
+        copy_handle.wait(WATCHDOG)
 
 
 def test_ticket_waiter_gets_error_when_copy_threads_closes() -> None:
@@ -50,7 +51,7 @@ def test_ticket_waiter_gets_error_when_copy_threads_closes() -> None:
 
     def wait() -> None:
         try:
-            copy_handle.wait(SOON)
+            copy_handle.wait(WATCHDOG)
         except HostCopyError as error:
             error_types.append(type(error))
 
@@ -58,7 +59,7 @@ def test_ticket_waiter_gets_error_when_copy_threads_closes() -> None:
     waiter.start()
     with pytest.raises(CopyAbandoned):
         copy_pool.close(0.05)
-    waiter.join(SOON)
+    waiter.join(WATCHDOG)
     assert error_types == [CopyAbandoned]
 
 
@@ -83,9 +84,9 @@ def test_copy_threads_releases_tensors_of_finished_ticket(copy_pool: CopyThreadP
     reference = weakref.ref(source)
     copy_handle = copy_pool.submit([HostCopy(source, torch.empty(1000, dtype=torch.uint8))])
     del source
-    expiry = time.monotonic() + SOON
+    expiry = time.monotonic() + WATCHDOG
     while reference() is not None and time.monotonic() < expiry:
-        copy_pool.submit([]).wait(SOON)  # any later call looks after earlier ones
+        copy_pool.submit([]).wait(WATCHDOG)  # any later call looks after earlier ones
         gc.collect()
     assert reference() is None
     assert copy_handle.done()
@@ -103,7 +104,7 @@ def test_dropped_copy_threads_ends_threads_and_warns() -> None:
         holder.clear()
     assert ended(pool_threads)
     with pytest.raises(CopyAbandoned):
-        copy_handle.wait(SOON)
+        copy_handle.wait(WATCHDOG)
 
 
 def is_abandoned(copy_handle: CopyHandle) -> bool:
@@ -135,7 +136,7 @@ def test_copy_threads_close_under_load_ends_every_ticket() -> None:
     with pytest.raises(CopyAbandoned):
         copy_pool.close(0.0)
     for user in users:
-        user.join(SOON)
+        user.join(WATCHDOG)
     assert error_texts == ["refused: the copy threads are closed"] * 3
     for copy_handle, copy in submitted_copies:
         assert copy_handle.done()
@@ -148,7 +149,7 @@ def test_copy_threads_close_finishes_copies_and_refuses_new_ones(copy_pool: Copy
     pool_threads = threads() - before
     source, destination = noise(100_000), torch.empty(100_000, dtype=torch.uint8)
     copy_handle = closing_pool.submit([HostCopy(source, destination)])
-    closing_pool.close(SOON)
+    closing_pool.close(WATCHDOG)
     closing_pool.close(0.0)
     assert torch.equal(source, destination)
     copy_handle.wait(0.0)
@@ -229,4 +230,4 @@ def test_copy_threads_in_forked_process_raises() -> None:
         del copy_pool
         os._exit(refusals)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    copy_pool.close(SOON)
+    copy_pool.close(WATCHDOG)
