@@ -36,7 +36,8 @@ from equipoise.hal.arguments import real_number
 from equipoise.hal.errors import PlacementError
 
 REPLICA_SWAP_RATIO = 1.6
-"""A slot goes to another expert whose load per replica is this many times larger."""
+"""The hysteresis: a slot goes to an expert whose load per replica is more than 1 + 1.6 times that
+of the expert which gives it up."""
 UNBOUNDED = 2**31 - 1
 MAX_HEADROOM = 1000
 HEADROOM = 6
