@@ -41,6 +41,9 @@ MAX_DEADLINE_RATIO = 2.0
 """A fabric serves later cases too, unless its deadline is this many times longer than they need."""
 WATCHDOG = 25.0
 """Seconds beyond the deadline that a rank may take to answer."""
+LARGE_WATCHDOG = 120.0
+"""The same where a case has the sizes of a real model: over a simulated device, four ranks on two
+busy cores needed more than 40 s for hundreds of operations."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,11 @@ class _OpenFabric:
     deadline: float
     store_pid: int | None
 
-    def gather_options(self, lost_ranks: Collection[int] = ()) -> GatherOptions:
+    def gather_options(
+        self, lost_ranks: Collection[int] = (), watchdog: float = WATCHDOG
+    ) -> GatherOptions:
         return GatherOptions(
-            self.deadline + WATCHDOG, frozenset(lost_ranks), self.store.report_loss
+            self.deadline + watchdog, frozenset(lost_ranks), self.store.report_loss
         )
 
     def without(self, lost_ranks: Collection[int]) -> "_OpenFabric":
@@ -248,7 +253,10 @@ class MultiRankSubject:
         self, prop: Property, stage: _OpenFabric, order: RankRequest, lost_ranks: frozenset[int]
     ) -> list[Any]:
         """What all threads observed; None for those of lost ranks."""
-        replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options(lost_ranks))
+        watchdog = LARGE_WATCHDOG if prop.large else WATCHDOG
+        replies = self._request(
+            dict.fromkeys(stage.ranks, order), stage.gather_options(lost_ranks, watchdog)
+        )
         if lost_ranks:
             self._rank_group.replace(lost_ranks)
             self._fabrics[stage.size, prop.deadline] = stage.without(lost_ranks)
