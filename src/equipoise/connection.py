@@ -44,7 +44,7 @@ _numbers = itertools.count()
 
 
 def connect(
-    backend: str = "cpu", communicator: str | None = None, *, deadline: float = 20.0
+    backend: str = "cpu", communicator: str | None = None, *, deadline: float = 60.0
 ) -> "Connection":
     """Open this rank's device and meet the other ranks; every rank of the run calls it.
 

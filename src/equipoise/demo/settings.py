@@ -136,7 +136,7 @@ class RunSettings:
         rare=True)] = ExchangeForm.PORTABLE
     deadline: Annotated[float, Option(
         "longest that anything waits for another rank", RANKS, kind=SECONDS,
-        least=SHORTEST_DEADLINE, most=MAX_DEADLINE)] = 20.0
+        least=SHORTEST_DEADLINE, most=MAX_DEADLINE)] = 60.0
     steps: Annotated[int, Option(
         "forwards to serve, divided evenly among the texts", TRAFFIC, least=1, most=MAX_STEPS
     )] = 120
