@@ -82,7 +82,7 @@ def test_channel_does_not_receive_into_held_buffer(ranks: Ranks, network: Networ
 
 def test_channel_read_reports_lost_message_every_time(ranks: Ranks, network: Network) -> None:
     _, receiver = on_devices(
-        ranks, network, channel_ends.lost_on_the_way, 2, lost={0}, deadline=3.0
+        ranks, network, channel_ends.lost_on_the_way, 2, lost={0}, deadline=5.0
     )
     assert receiver["whole"]
     first, again = receiver["told"]

@@ -15,7 +15,7 @@ def test_message_of_other_size_than_receive_fails(
     job: StartJob, message_size: int, expected: int
 ) -> None:
     """Clause A4: a receive that is filled in part is no success."""
-    _, one = job(2).run(mpi.another_size, deadline=4.0, sent=message_size, expected=expected)
+    _, one = job(2).run(mpi.another_size, deadline=6.0, sent=message_size, expected=expected)
     assert one["error"] == "CommunicatorFailed"
 
 
@@ -44,7 +44,7 @@ def test_open_refuses_invalid_group_ranks(job: StartJob) -> None:
 
 
 def test_open_names_missing_peer(job: StartJob) -> None:
-    answer, _ = job(2).run(mpi.lonely, deadline=1.5)
+    answer, _ = job(2).run(mpi.lonely, deadline=5.0)
     assert answer["error"] == "CommunicatorFailed"
     assert "rank(s) (1,) did not open 'lonely'" in answer["text"]
 

@@ -195,7 +195,7 @@ ABORTS: dict[str, tuple[Break, str]] = {
 @pytest.mark.parametrize("name", ABORTS)
 def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> None:
     breakage, reason = ABORTS[name]
-    rank_records = rebalance(breakage, timeout=4.0)
+    rank_records = rebalance(breakage, timeout=20.0)
     assert violations(rank_records) == []
     for rank_record in rank_records:
         assert reason in rank_record.aborts
