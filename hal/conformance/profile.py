@@ -74,4 +74,4 @@ MAX_EXPIRED_PLAYS: Mapping[Profile, int] = {Profile.CI: 4, Profile.DEEP: 200}
 """Such plays of a whole run, after which what waits for a deadline is reported as it was drawn."""
 MAX_HUNG_PROPERTIES: Mapping[Profile, int] = {Profile.CI: 3, Profile.DEEP: 20}
 """Properties in which a rank did not answer at all, after which no other is played on ranks: the
-next ones would most likely hang too, for 40 s each."""
+next ones would most likely hang too, for 40 s each and more."""

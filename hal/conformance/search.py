@@ -89,7 +89,7 @@ class SearchSettings:
         max_shrinks: plays that may go into shrinking a case; 0 reports it as drawn. Plays and not
             seconds, so that a busy machine reports the same program as an idle one.
         max_expired_shrinks: plays among these that may end only when a long deadline has passed:
-            each costs 15 to 40 s, and what it is shrunk to is seldom smaller than after a few.
+            each costs 15 to 135 s, and what it is shrunk to is seldom smaller than after a few.
     """
 
     cases: int

@@ -24,8 +24,13 @@ class GroupMember:
     accelerator: Accelerator
 
 
-def on_ranks(size: int, program: Callable[[GroupMember], T], deadline: float = WATCHDOG) -> list[T]:
-    """Run `program` once a rank and return what each returned; the first error is raised."""
+def on_ranks(
+    size: int, program: Callable[[GroupMember], T], deadline: float = WATCHDOG / 2
+) -> list[T]:
+    """Run `program` once a rank and return what each returned; the first error is raised.
+
+    An operation fails at `deadline`, by default before its rank counts as hung: its error names it.
+    """
     backend = registry.communicator("gloo")
     host = backend.host()
     results: dict[int, T] = {}
